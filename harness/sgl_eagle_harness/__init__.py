@@ -1,0 +1,1 @@
+"""Draft trees, calibration, cost and policies: pure decisions in NumPy."""

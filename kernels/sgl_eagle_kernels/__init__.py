@@ -1,0 +1,1 @@
+"""Triton kernels for drafting, each beside its plain torch reference."""

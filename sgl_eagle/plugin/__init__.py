@@ -1,0 +1,1 @@
+"""SGLang plugin: the only code of the project that imports sglang."""

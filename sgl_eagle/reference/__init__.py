@@ -1,0 +1,1 @@
+"""Reference engine: batch-one lossless EAGLE decoding in plain PyTorch."""

@@ -1,0 +1,1 @@
+"""Offline tuner: replay recorded confidence traces, simulate, search, report."""
