@@ -1,4 +1,4 @@
-"""The error family: every failure a user can cause has a name here and a message that says what is allowed."""
+"""The error family: a name for every failure a user can cause; messages say what is allowed."""
 
 
 class SglEagleError(Exception):
@@ -35,6 +35,10 @@ class CheckpointError(SglEagleError, ValueError):
 
 class PromptError(SglEagleError, ValueError):
     """A prompt file that is missing, empty or malformed."""
+
+
+class ReportError(SglEagleError, ValueError):
+    """Report data that is missing, malformed or of an unknown version."""
 
 
 class OutputError(SglEagleError, OSError):
