@@ -1,0 +1,1 @@
+"""What all commands share: dispatch and exit codes, arguments, results, progress, output paths."""

@@ -1,0 +1,115 @@
+"""Parsers that refuse what they do not know and name what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Sequence
+
+from sgl_eagle_harness.errors import SglEagleError
+
+
+class UsageError(SglEagleError, ValueError):
+    """Arguments that parse one by one but make no sense together; exit code 2."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Suggest a correction.
+
+    Args:
+        word: What was typed.
+        known: What would have been understood.
+
+    Returns:
+        "; did you mean X?", or an empty string where nothing known is close.
+    """
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def command_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Make the parser of one command, with the options that all commands share.
+
+    Args:
+        name: The command.
+        description: What it does.
+
+    Returns:
+        A parser that takes no abbreviated options: a script that used one would change its meaning
+        when a longer option is added.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"sgl-eagle {name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    shared = parser.add_argument_group("output")
+    shared.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="form of the result on stdout (default: text)",
+    )
+    shared.add_argument("--quiet", action="store_true", help="no progress, warnings only")
+    shared.add_argument("--debug", action="store_true", help="log more; traceback on an error")
+    return parser
+
+
+def reject_unknown_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Stop at the first option that the parser does not have, before any other complaint.
+
+    argparse reports a missing required option first, which hides that it was merely misspelt.
+
+    Args:
+        parser: A finished parser.
+        argv: The command's arguments; exits with code 2 if one is an unknown long option.
+    """
+    known = parser._option_string_actions
+    for argument in argv:
+        if argument == "--":
+            return
+        option = argument.partition("=")[0]
+        if option.startswith("--") and option not in known:
+            parser.error(f"unknown option {option}{did_you_mean(option, known)}")
+
+
+def positive_int(text: str) -> int:
+    """Argument type: an integer of at least 1.
+
+    Args:
+        text: As typed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ArgumentTypeError: If it is not an integer or is below 1; argparse adds the option's name.
+    """
+    return _int_from(text, 1)
+
+
+def non_negative_int(text: str) -> int:
+    """Argument type: an integer of at least 0.
+
+    Args:
+        text: As typed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ArgumentTypeError: If it is not an integer or is below 0; argparse adds the option's name.
+    """
+    return _int_from(text, 0)
+
+
+def _int_from(text: str, lowest: int) -> int:
+    message = f"must be a whole number of at least {lowest}, got {text!r}"
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(message) from None
+    if number < lowest:
+        raise argparse.ArgumentTypeError(message)
+    return number

@@ -1,0 +1,322 @@
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sgl_eagle.cli.frame import main as frame
+from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int, positive_int
+from sgl_eagle.cli.frame.commands import COMMANDS, load_command
+from sgl_eagle.cli.frame.output import render_table, write_result
+from sgl_eagle.cli.frame.paths import require_writable, require_writable_folder
+from sgl_eagle.cli.frame.progress import progress
+from sgl_eagle_harness.errors import OutputError, TraceError
+
+BUILT = [name for name in COMMANDS if (Path(frame.__file__).parents[1] / f"{name}.py").exists()]
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    """A command whose `run` the test sets."""
+    name = "sgl_eagle.cli.probe"
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, None))
+    module.HELP = "a command of the tests"
+    module.add_arguments = lambda parser: parser.add_argument("--cost", required=True)
+    module.run = lambda _: 0
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(frame, "COMMANDS", ("probe",))
+    yield module
+    logging.basicConfig(force=True, handlers=[])
+
+
+def raising(error):
+    def run(_):
+        raise error
+
+    return run
+
+
+def run_process(*arguments, stdout=subprocess.PIPE):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        timeout=60,
+    )
+
+
+def test_success_returns_what_the_command_returned(probe):
+    probe.run = lambda args: 0 if args.cost == "c.json" else 1
+    assert frame.main(["probe", "--cost", "c.json"]) == 0
+    assert frame.main(["probe", "--cost=d.json"]) == 1
+
+
+def test_user_error_is_one_line_on_stderr(probe, capsys):
+    probe.run = raising(TraceError("t.parquet, row 3: depth 2 below a root"))
+    assert frame.main(["probe", "--cost", "c"]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "sgl-eagle probe: error: t.parquet, row 3: depth 2 below a root\n",
+    )
+
+
+def test_debug_adds_the_traceback(probe, capsys):
+    probe.run = raising(TraceError("broken"))
+    assert frame.main(["probe", "--cost", "c", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_usage_error_exits_with_2(probe, capsys):
+    probe.run = raising(UsageError("--a needs --b"))
+    assert frame.main(["probe", "--cost", "c"]) == 2
+    assert "--a needs --b" in capsys.readouterr().err
+
+
+def test_defects_keep_their_traceback(probe):
+    probe.run = raising(ZeroDivisionError("a defect"))
+    with pytest.raises(ZeroDivisionError, match="a defect"):
+        frame.main(["probe", "--cost", "c"])
+
+
+def test_interrupt_is_one_line_and_130(probe, capsys):
+    probe.run = raising(KeyboardInterrupt())
+    assert frame.main(["probe", "--cost", "c"]) == 130
+    assert capsys.readouterr().err == "sgl-eagle probe: interrupted\n"
+
+
+def test_missing_torch_names_the_extra(probe, capsys):
+    probe.run = raising(ModuleNotFoundError("No module named 'torch'", name="torch.nn"))
+    assert frame.main(["probe", "--cost", "c"]) == 1
+    assert 'needs torch, which is not installed: pip install "sgl-eagle[reference]"' in (
+        capsys.readouterr().err
+    )
+
+
+def test_missing_module_of_no_extra_is_a_defect(probe):
+    probe.run = raising(ModuleNotFoundError("No module named 'typo'", name="typo"))
+    with pytest.raises(ModuleNotFoundError, match="typo"):
+        frame.main(["probe", "--cost", "c"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["prob"], "there is no command 'prob'; did you mean probe?"),
+        (["probe", "--csot", "c"], "unknown option --csot; did you mean --cost?"),
+        (["probe", "--cst=c"], "unknown option --cst; did you mean --cost?"),
+        (["probe", "--zzzzzz"], "unknown option --zzzzzz\n"),
+        (["probe", "--cos", "c"], "unknown option --cos; did you mean --cost?"),
+        (["probe"], "--cost"),
+        (["probe", "--cost", "c", "--format", "yaml"], "'json'"),
+        (["probe", "--cost", "c", "extra"], "extra"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("probe")
+def test_wrong_usage_exits_with_2_and_says_what_was_meant(capsys, argv, message):
+    with pytest.raises(SystemExit, match="2"):
+        frame.main(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_options_after_double_dash_are_values(probe):
+    probe.add_arguments = lambda parser: parser.add_argument("words", nargs="*")
+    probe.run = lambda args: 0 if args.words == ["--any"] else 1
+    assert frame.main(["probe", "--", "--any"]) == 0
+
+
+@pytest.mark.usefixtures("probe")
+def test_no_command_prints_help_on_stderr(capsys):
+    assert frame.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "sgl-eagle COMMAND [options]" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [([], {"info"}), (["--quiet"], set()), (["--debug"], {"info", "debug"})],
+    ids=["default", "quiet", "debug"],
+)
+def test_logs_go_to_stderr_at_the_chosen_level(probe, capsys, flags, shown):
+    def run(_):
+        logger = logging.getLogger("sgl_eagle_tuner.study")
+        logger.debug("detail debug")
+        logger.info("detail info")
+        return 0
+
+    probe.run = run
+    frame.main(["probe", "--cost", "c", *flags])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert {word for word in ("debug", "info") if f"detail {word}" in err} == shown
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_command_explains_itself_with_an_example(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        frame.main([name, "--help"])
+    help_text = capsys.readouterr().out
+    assert f"sgl-eagle {name} " in help_text.partition("usage:")[2].partition("\n")[2]
+    assert "--format" in help_text
+    assert load_command(name).HELP.count("\n") == 0
+
+
+def test_help_needs_no_heavy_module_and_is_quick():
+    heavy = {"torch", "transformers", "optuna", "pandas", "matplotlib", "scipy", "numpy", "pyarrow"}
+    code = (
+        "import sys\nfrom sgl_eagle.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = run_process("-c", code)
+        seconds.append(time.perf_counter() - start)
+        assert done.stderr == "[]\n"
+        assert all(f"  {name} " in done.stdout for name in BUILT)
+    assert min(seconds) < 0.3
+
+
+def test_module_entry_point_passes_the_exit_code_on():
+    done = run_process("-m", "sgl_eagle.cli", "no-such-command")
+    assert done.returncode == 2
+    assert "there is no command 'no-such-command'" in done.stderr
+
+
+PRINTING = (
+    "import sys, types\n"
+    "from sgl_eagle.cli.frame import main as frame\n"
+    "from sgl_eagle.cli.frame.output import write_result\n"
+    "probe = types.ModuleType('probe')\n"
+    "probe.HELP = ''\n"
+    "probe.add_arguments = lambda parser: None\n"
+    "probe.run = lambda args: write_result([], text='x' * 10**6, output_format='text') or 0\n"
+    "sys.modules['sgl_eagle.cli.probe'] = probe\n"
+    "frame.COMMANDS = ('probe',)\n"
+    "sys.exit(frame.main(['probe']))\n"
+)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_at_stdout_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = run_process("-c", PRINTING, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sgl-eagle probe: error: the result cannot be written to stdout: No space left on device\n"
+    )
+
+
+def test_reader_that_left_is_no_traceback():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = run_process("-c", PRINTING, stdout=write_end)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_json_result_is_plain(capsys):
+    from dataclasses import dataclass
+
+    import numpy as np
+    from pydantic import BaseModel
+
+    class Model(BaseModel):
+        seconds: float | None
+
+    @dataclass
+    class Row:
+        path: Path
+        counts: np.ndarray
+
+    row = Row(path=Path("a/b"), counts=np.array([1, 2]))
+    result = {"row": row, "model": Model(seconds=None), "n": np.int64(3)}
+    write_result(result, text="", output_format="json")
+    assert json.loads(capsys.readouterr().out) == {
+        "row": {"path": "a/b", "counts": [1, 2]},
+        "model": {"seconds": None},
+        "n": 3,
+    }
+
+
+def test_json_result_refuses_what_json_cannot_say():
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_result({"x": float("nan")}, text="", output_format="json")
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        write_result(object(), text="", output_format="json")
+
+
+def test_table_aligns_numbers_at_the_right():
+    table = render_table(["policy", "tok/s"], [["plain", "9.1"], ["eagle2", "not measured"]])
+    assert table.splitlines() == [
+        "policy         tok/s",
+        "------  ------------",
+        "plain            9.1",
+        "eagle2  not measured",
+    ]
+
+
+def test_table_without_rows_is_a_header():
+    assert render_table(["a"], []).splitlines() == ["a", "-"]
+
+
+def test_progress_logs_two_lines_without_a_terminal(capsys):
+    assert list(progress(range(3), description="record chat", unit="prompts")) == [0, 1, 2]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("record chat ...\nrecord chat: 3 prompts in ")
+
+
+def test_progress_shows_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(progress(iter("ab"), description="tune", total=2)) == ["a", "b"]
+    assert "100%" in capsys.readouterr().err
+
+
+def test_quiet_progress_is_silent(capsys):
+    assert list(progress([1], description="tune", quiet=True)) == [1]
+    assert capsys.readouterr().err == ""
+
+
+def test_writable_paths_pass_and_nothing_is_created(tmp_path):
+    require_writable(tmp_path / "new" / "deep" / "cost.json", "--out")
+    require_writable_folder(tmp_path / "run", "--out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_paths_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=f"--out must name a file, but {tmp_path} is a folder"):
+        require_writable(tmp_path, "--out")
+    with pytest.raises(
+        OutputError, match=r"--out .*file/x\.json cannot be written: .*not a folder"
+    ):
+        require_writable(tmp_path / "file" / "x.json", "--out")
+    with pytest.raises(OutputError, match=r"--out .*file cannot be written: .* is not a folder"):
+        require_writable_folder(tmp_path / "file", "--out")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+def test_folder_that_refuses_files_is_refused():
+    with pytest.raises(OutputError, match=r"--out /proc/x\.json cannot be written: /proc: "):
+        require_writable(Path("/proc/x.json"), "--out")
+
+
+def test_integer_arguments():
+    assert (positive_int("3"), non_negative_int("0")) == (3, 0)
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number of at least 1, got '0'"):
+        positive_int("0")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"whole number of at least 0, got '1\.5'"):
+        non_negative_int("1.5")
