@@ -65,5 +65,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the browser; for tests marked `browser`."""
+    """Path of the browser, for tests marked `browser`.
+
+    Returns:
+        Absolute path; such tests do not run where there is none.
+    """
     return next(path for name in CHROMIUM_NAMES if (path := shutil.which(name)))
