@@ -1,4 +1,4 @@
-"""The `config.json` of EAGLE draft checkpoints, as SafeAILab/EAGLE, SpecForge and SGLang write it."""
+"""The `config.json` of EAGLE drafts, as SafeAILab/EAGLE, SpecForge and SGLang write it."""
 
 from __future__ import annotations
 
