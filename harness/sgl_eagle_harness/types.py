@@ -23,6 +23,8 @@ NO_NODE = -1
 
 MAX_STEPS = 32
 MAX_TOPK = 32
+MIN_DRAFT_TOKENS = 2
+"""The root and one draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,10 @@ class TreeLimits:
             )
         if not 1 <= self.topk <= MAX_TOPK:
             raise TreeLimitsError(f"topk must be in [1, {MAX_TOPK}], got topk={self.topk}")
-        if not 2 <= self.num_draft_tokens <= self.largest_num_draft_tokens:
+        if not MIN_DRAFT_TOKENS <= self.num_draft_tokens <= self.largest_num_draft_tokens:
             raise TreeLimitsError(
-                f"num_draft_tokens must be in [2, {self.largest_num_draft_tokens}] for "
+                f"num_draft_tokens must be in [{MIN_DRAFT_TOKENS}, "
+                f"{self.largest_num_draft_tokens}] for "
                 f"num_steps={self.num_steps}, topk={self.topk} (root + topk + (num_steps - 1) * "
                 f"topk^2), got num_draft_tokens={self.num_draft_tokens}"
             )
@@ -156,12 +159,12 @@ class CandidateTrees:
     @property
     def num_rows(self) -> int:
         """B."""
-        return self.tokens.shape[0]
+        return int(self.tokens.shape[0])
 
     @property
     def num_nodes(self) -> int:
         """N, padding included."""
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
 
     @property
     def depth(self) -> int:
