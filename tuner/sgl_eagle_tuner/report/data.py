@@ -6,6 +6,7 @@ correctness) and `trees`. A number that was not measured is None and prints as "
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Literal, Self
@@ -22,6 +23,9 @@ from sgl_eagle_tuner.report.analysis import (
 from sgl_eagle_tuner.report.base import ReportModel
 from sgl_eagle_tuner.report.speed import OverallResult, WorkloadResult
 from sgl_eagle_tuner.report.trees import DrawnTree
+
+REPORT_FILE = "report.json"
+"""Name of the numbers' file in a run's folder."""
 
 
 class StageTime(ReportModel):
@@ -92,6 +96,8 @@ class DemoReport(ReportModel):
     """Version of this layout; readers refuse others."""
     title: str
     """Page title, e.g. "Speculation settings for SmolLM2-135M-Instruct on 2 CPU cores"."""
+    sglang_algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE3"
+    """Value of --speculative-algorithm with which stock SGLang runs the draft head."""
     policy_file: str | None = None
     """Name of the tuned policy file, as a user would pass it."""
     serving_note: str | None = None
@@ -164,7 +170,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file so that readers see the old file or the new one, never a part.
 
     Args:
-        path: File to make or replace.
+        path: File to make or replace; missing parent folders are made.
         text: Content, written as UTF-8.
 
     Raises:
@@ -172,8 +178,10 @@ def write_whole(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {error}") from error

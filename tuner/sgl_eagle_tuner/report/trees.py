@@ -52,15 +52,19 @@ class DrawnTree(ReportModel):
 
     @model_validator(mode="after")
     def _check_tree(self) -> Self:
+        last_accepted = -1
         for index, node in enumerate(self.nodes):
             if node.parent >= index:
                 raise ValueError(f"node {index} has parent {node.parent}: parents must come first")
-            if node.parent == -1:
-                continue
-            parent = self.nodes[node.parent].state
-            if node.state == "accepted" and parent != "accepted":
-                raise ValueError(f"node {index} is accepted, but its parent is {parent}")
-            if node.state == "rejected" and parent == "pruned":
+            if node.state == "accepted":
+                if node.parent != last_accepted:
+                    raise ValueError(
+                        f"node {index} is accepted, but its parent {node.parent} is not the last "
+                        f"accepted node, {last_accepted}"
+                    )
+                last_accepted = index
+            is_orphan = node.parent >= 0 and self.nodes[node.parent].state == "pruned"
+            if node.state == "rejected" and is_orphan:
                 raise ValueError(f"node {index} was verified, but its parent is pruned")
         num_verified = 1 + sum(node.state != "pruned" for node in self.nodes)
         if num_verified != self.num_draft_tokens:
