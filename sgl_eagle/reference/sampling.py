@@ -1,0 +1,86 @@
+"""Choosing the target's token: greedy, or sampled with the randomness of a position, not of a step.
+
+The uniform number that picks the token at index i of the completion depends on (seed, i) alone. So
+for one seed every policy emits the very text that plain decoding emits, as at temperature 0, and a
+text recorded at temperature 1 can be replayed exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgl_eagle_harness.errors import PolicyConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the target chooses tokens.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: Smallest set of tokens whose probability reaches this is kept; 1 keeps all.
+        top_k: Most tokens kept; 0 keeps all.
+        seed: Of the uniform numbers.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 10.0:  # noqa: PLR2004  named in the message
+            raise PolicyConfigError(f"temperature must be in [0, 10], got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise PolicyConfigError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            raise PolicyConfigError(f"top_k must be at least 0, got {self.top_k}")
+
+
+GREEDY = Sampling()
+
+
+def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The distribution that the target samples from.
+
+    Args:
+        logits: [..., V].
+        sampling: With temperature above 0.
+
+    Returns:
+        [..., V] float64, summing to 1.
+    """
+    probs = torch.softmax(logits.double() / sampling.temperature, dim=-1)
+    if sampling.top_k:
+        floor = probs.topk(min(sampling.top_k, probs.shape[-1]), dim=-1).values[..., -1:]
+        probs = probs.where(probs >= floor, 0.0)
+    if sampling.top_p < 1.0:
+        descending, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = descending.cumsum(dim=-1) - descending
+        total = descending.sum(dim=-1, keepdim=True)
+        kept = descending.where(before < sampling.top_p * total, 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, order, kept)
+    return probs / probs.sum(dim=-1, keepdim=True)
+
+
+def choose_token(logits: Tensor, sampling: Sampling, index: int) -> int:
+    """The target's token at one index of the completion.
+
+    Args:
+        logits: [V].
+        sampling: Greedy breaks ties to the lowest id.
+        index: Index in the completion; with the seed it fixes the uniform number.
+
+    Returns:
+        Token id.
+    """
+    if sampling.temperature == 0.0:
+        return int(logits.argmax())
+    uniform = np.random.default_rng((sampling.seed, index)).random()
+    cumulative = target_probs(logits, sampling).cumsum(dim=-1)
+    token = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+    return min(token, len(logits) - 1)
