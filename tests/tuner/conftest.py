@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace, PromptTrace
 from sgl_eagle_harness.records import ModelIdentity
 from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
 from sgl_eagle_harness.trace_store import read_dense_trace, write_dense_shard
+from sgl_eagle_harness.types import BoolArray, Children, IntArray
 
 VOCAB_SIZE = 12
 
@@ -153,55 +155,136 @@ def record_prompt(
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraceMaker:
-    """Writes shards of a random language; each workload blurs the draft differently."""
+class Corpus:
+    """A trace and what it was recorded from."""
 
-    folder: Path
-
-    def write(
-        self,
-        *,
-        workloads: tuple[str, ...] = ("chat", "code"),
-        num_prompts: int = 6,
-        length: int = 40,
-        beams: tuple[int, ...] = (1, 2, 4),
-        num_steps: int = 4,
-        temperature: float = 0.0,
-        seed: int = 0,
-    ) -> list[Path]:
-        rng = np.random.default_rng(seed)
-        header = make_header(beams, num_steps, temperature)
-        paths = []
-        for blur, workload in enumerate(workloads):
-            language = Language(rng, sharpness=3.0, draft_noise=0.5 + 1.5 * blur)
-            prompts = [
-                record_prompt(
-                    language,
-                    language.sample(rng, int(rng.integers(length // 2, length + 1))),
-                    header,
-                    f"{workload}-{number}",
-                    workload,
-                )
-                for number in range(num_prompts)
-            ]
-            paths.append(self.folder / f"{workload}-{seed}.parquet")
-            write_dense_shard(paths[-1], header, prompts)
-        return paths
-
-    def make(self, **settings: Any) -> DenseTrace:
-        return read_dense_trace(self.write(**settings))
+    trace: DenseTrace
+    paths: list[Path]
+    languages: list[Language]
+    texts: list[list[int]]
 
 
-@pytest.fixture
-def traces(tmp_path: Path) -> TraceMaker:
-    return TraceMaker(folder=tmp_path)
+def record_corpus(
+    folder: Path,
+    *,
+    workloads: tuple[str, ...] = ("chat", "code"),
+    num_prompts: int = 6,
+    length: int = 40,
+    beams: tuple[int, ...] = (1, 2, 4),
+    num_steps: int = 4,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Corpus:
+    # One shard a workload; each workload's draft is blurred differently.
+    rng = np.random.default_rng(seed)
+    header = make_header(beams, num_steps, temperature)
+    paths, languages, texts = [], [], []
+    for blur, workload in enumerate(workloads):
+        language = Language(rng, sharpness=3.0, draft_noise=0.5 + 1.5 * blur)
+        prompts = []
+        for number in range(num_prompts):
+            text = language.sample(rng, int(rng.integers(length // 2, length + 1)))
+            name = f"{workload}-{number}"
+            prompts.append(record_prompt(language, text, header, name, workload))
+            languages.append(language)
+            texts.append(text)
+        paths.append(folder / f"{workload}.parquet")
+        write_dense_shard(paths[-1], header, prompts)
+    trace = read_dense_trace(paths)
+    return Corpus(trace=trace, paths=paths, languages=languages, texts=texts)
 
 
 @pytest.fixture(scope="session")
-def small_trace(tmp_path_factory: pytest.TempPathFactory) -> DenseTrace:
-    return TraceMaker(folder=tmp_path_factory.mktemp("small")).make()
+def record() -> Callable[..., Corpus]:
+    return record_corpus
 
 
 @pytest.fixture(scope="session")
-def sampled_trace(tmp_path_factory: pytest.TempPathFactory) -> DenseTrace:
-    return TraceMaker(folder=tmp_path_factory.mktemp("sampled")).make(temperature=1.0)
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return record_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def sampled_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return record_corpus(tmp_path_factory.mktemp("sampled"), temperature=1.0)
+
+
+class LiveDrafter:
+    """Drafts one tree from the language itself, as an engine does; B = 1."""
+
+    def __init__(self, language: Language, before: tuple[int, int]) -> None:
+        self._language = language
+        self._states = {-1: before}
+
+    def expand_root(self, topk: int) -> Children:
+        return self._children([-1], np.ones((1, 1), np.bool_), topk)
+
+    def expand(self, handles: IntArray, topk: int) -> Children:
+        return self._children(handles[0].tolist(), handles != -1, topk)
+
+    def _children(self, nodes: list[int], asked: BoolArray, topk: int) -> Children:
+        shape = (1, len(nodes), topk)
+        tokens, handles = np.zeros(shape, np.int64), np.full(shape, -1)
+        log_probs = np.full(shape, -np.inf, np.float32)
+        for column, node in enumerate(nodes):
+            if not asked[0, column]:
+                continue
+            state = self._states[node]
+            best = self._language.best[state][:topk]
+            tokens[0, column] = best
+            log_probs[0, column] = self._language.draft_log_probs[state][best]
+            for rank, token in enumerate(best.tolist()):
+                handles[0, column, rank] = len(self._states)
+                self._states[len(self._states)] = (state[1], token)
+        valid = np.repeat(asked[:, :, None], topk, axis=2)
+        return Children(tokens=tokens, log_probs=log_probs, handles=handles, valid=valid)
+
+
+def make_costs(
+    *,
+    batch_sizes: tuple[int, ...] = (1,),
+    target: tuple[float, float] = (1000.0, 20.0),
+    draft: tuple[float, float] = (80.0, 4.0),
+    decide_us: float = 5.0,
+) -> CostTable:
+    digest, dims = "0" * 64, {"hidden_size": 8}
+    setup = CostSetup(
+        device="none",
+        tensor_parallel_size=1,
+        dtype="float32",
+        attention_backend="none",
+        engine="markov",
+        engine_version="0",
+        num_threads=1,
+        target=ModelIdentity(name="markov-target", sha256=digest, dims=dims),
+        draft=ModelIdentity(name="markov-draft", sha256=digest, dims=dims),
+    )
+
+    def grid(kind: str, fixed: float, slope: float) -> CostGrid:
+        batch, tokens, context = np.array(batch_sizes), np.array([1, 2, 8, 64]), np.array([0, 512])
+        us = fixed + slope * batch[:, None, None] * tokens[:, None] + 0.05 * context
+        return CostGrid(kind=kind, batch_size=batch, num_tokens=tokens, context_len=context, us=us)
+
+    return CostTable(
+        setup=setup,
+        target=grid("target", *target),
+        draft=grid("draft", *draft),
+        draft_extend=grid("draft_extend", *draft),
+        decide_us=decide_us,
+        verify_select_us=3.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def costs() -> CostTable:
+    return make_costs()
+
+
+@pytest.fixture(scope="session")
+def cost_maker() -> Callable[..., CostTable]:
+    return make_costs
+
+
+@pytest.fixture(scope="session")
+def live_drafter() -> Callable[[Language, tuple[int, int]], LiveDrafter]:
+    return LiveDrafter

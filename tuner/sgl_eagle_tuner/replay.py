@@ -206,4 +206,4 @@ def _replay_chunk(
 
 def _count(marked: BoolArray, columns: IntArray, chosen: BoolArray) -> IntArray:
     hits = np.take_along_axis(marked, columns, axis=1) & chosen
-    return hits.sum(axis=1).astype(np.int64)
+    return np.asarray(hits.sum(axis=1), np.int64)

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl_eagle_harness.errors import SglEagleError
+from sgl_eagle_harness.errors import ReportError
 from sgl_eagle_harness.types import FloatArray, IntArray
+from sgl_eagle_tuner.prompt_totals import US_PER_S, PromptTotals
 
 NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
-US_PER_S = 1e6
-
-
-class ComparisonError(SglEagleError, ValueError):
-    """Two runs that cannot be compared because they do not cover the same prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,38 +31,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTotals:
-    """What one setting did on each prompt, replayed or measured.
-
-    Attributes:
-        prompt_ids: Q prompts.
-        num_tokens: [Q] int64, completion tokens emitted.
-        num_verifies: [Q] int64, target passes, plain decoding steps included.
-        elapsed_us: [Q] float64, decoding time in microseconds.
-    """
-
-    prompt_ids: tuple[str, ...]
-    num_tokens: IntArray
-    num_verifies: IntArray
-    elapsed_us: FloatArray
-
-    @property
-    def tok_per_s(self) -> float:
-        """Tokens per second over all prompts together."""
-        return float(self.num_tokens.sum() / self.elapsed_us.sum() * US_PER_S)
-
-    @property
-    def us_per_token(self) -> float:
-        """Microseconds per emitted token over all prompts together."""
-        return float(self.elapsed_us.sum() / self.num_tokens.sum())
-
-    @property
-    def accept_length(self) -> float:
-        """Completion tokens per target pass, bonus token included."""
-        return float(self.num_tokens.sum() / self.num_verifies.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +96,7 @@ def bootstrap_speedup(
         The ratio; above 1 the candidate is the faster one.
 
     Raises:
-        ComparisonError: If the prompts differ.
+        ReportError: If the prompts differ.
     """
     _require_same_prompts(candidate, baseline)
 
@@ -155,7 +119,7 @@ def compare_prediction(predicted: PromptTotals, measured: PromptTotals) -> Predi
         The ratios, split into accept length and step time so that the two are not confused.
 
     Raises:
-        ComparisonError: If the prompts differ.
+        ReportError: If the prompts differ.
     """
     _require_same_prompts(predicted, measured)
     ours = predicted.num_tokens / predicted.elapsed_us
@@ -186,7 +150,7 @@ def clears(speedup: Interval) -> bool:
 def _require_same_prompts(first: PromptTotals, second: PromptTotals) -> None:
     if first.prompt_ids != second.prompt_ids:
         only = sorted(set(first.prompt_ids) ^ set(second.prompt_ids))
-        raise ComparisonError(
+        raise ReportError(
             f"runs to compare must cover the same prompts in the same order; they have "
             f"{len(first.prompt_ids)} and {len(second.prompt_ids)} prompts, in one only: {only[:5]}"
         )
