@@ -7,8 +7,6 @@ from pathlib import Path
 
 from sgl_eagle.cli.frame.output import write_result
 from sgl_eagle.cli.frame.paths import require_writable
-from sgl_eagle_tuner.report.data import REPORT_FILE, load_report, write_whole
-from sgl_eagle_tuner.report.render import render_report
 
 HELP = "render a run's numbers (report.json) as one self-contained HTML page"
 
@@ -19,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    from sgl_eagle_tuner.report.data import REPORT_FILE
+
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=Path, help=f"folder that holds {REPORT_FILE}"
     )
@@ -40,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
+    from sgl_eagle_tuner.report.data import REPORT_FILE, load_report, write_whole
+    from sgl_eagle_tuner.report.render import render_report
+
     out: Path = args.out or args.run_dir / "report.html"
     require_writable(out, "--out")
     html = render_report(load_report(args.run_dir / REPORT_FILE))

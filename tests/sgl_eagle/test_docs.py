@@ -14,7 +14,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "docs/tree-parameters.md", "reports/REA
 
 def shell_lines(text):
     joined = text.replace("\\\n", " ")
-    return [line.strip() for line in joined.splitlines() if line.strip().startswith("sgl-eagle ")]
+    return re.findall(r"^(?:example:)? *(sgl-eagle .*)", joined, re.MULTILINE)
 
 
 def build_parser(name):
