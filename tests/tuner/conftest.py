@@ -246,6 +246,7 @@ def make_costs(
     target: tuple[float, float] = (1000.0, 20.0),
     draft: tuple[float, float] = (80.0, 4.0),
     decide_us: float = 5.0,
+    largest: int = 64,
 ) -> CostTable:
     digest, dims = "0" * 64, {"hidden_size": 8}
     setup = CostSetup(
@@ -261,7 +262,11 @@ def make_costs(
     )
 
     def grid(kind: str, fixed: float, slope: float) -> CostGrid:
-        batch, tokens, context = np.array(batch_sizes), np.array([1, 2, 8, 64]), np.array([0, 512])
+        batch, tokens, context = (
+            np.array(batch_sizes),
+            np.array([1, 2, 3, largest]),
+            np.array([0, 512]),
+        )
         us = fixed + slope * batch[:, None, None] * tokens[:, None] + 0.05 * context
         return CostGrid(kind=kind, batch_size=batch, num_tokens=tokens, context_len=context, us=us)
 

@@ -144,7 +144,7 @@ def test_nodes_outside_every_recorded_beam_are_counted(record, tmp_path):
 
 def test_chunks_do_not_change_the_result(corpus, monkeypatch):
     whole = replay_positions(corpus.trace, eagle2(3, 4, 12))
-    monkeypatch.setattr("sgl_eagle_tuner.replay.CHUNK_POSITIONS", 7)
+    monkeypatch.setattr("sgl_eagle_tuner.replay.MAX_CHUNK_POSITIONS", 7)
     chunked = replay_positions(corpus.trace, eagle2(3, 4, 12))
     np.testing.assert_array_equal(whole.num_accept_tokens, chunked.num_accept_tokens)
     np.testing.assert_array_equal(whole.widths, chunked.widths)

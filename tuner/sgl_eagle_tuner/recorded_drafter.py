@@ -12,12 +12,14 @@ class RecordedDrafter:
     """Serves the children that a dense trace recorded, for a run of its positions at once.
 
     A handle is the node's column in the trace. A row that asks for a node which the recording did
-    not expand, or for more children than it kept, is marked `uncovered` and gets invalid children;
+    not expand, or for more children than it kept, is marked as uncovered and gets invalid children;
     nothing is ever made up for it.
 
     Attributes:
-        uncovered: [B] bool, rows that asked for something the trace does not hold.
-        widths: One [B] int64 array per draft step after the first, nodes expanded in it.
+        widths: One [B] int64 array per draft step, nodes expanded in it; the first expands the
+            root.
+        missing: One [B] bool array per draft step, rows that asked for something the trace does
+            not hold.
     """
 
     def __init__(self, trace: DenseTrace, start: int, stop: int) -> None:
@@ -27,8 +29,13 @@ class RecordedDrafter:
         self._recorded_topk = trace.header.topk
         num_rows = stop - start
         self._row_offset = (np.arange(num_rows) * trace.tokens.shape[1])[:, None]
-        self.uncovered: BoolArray = np.zeros(num_rows, np.bool_)
         self.widths: list[IntArray] = []
+        self.missing: list[BoolArray] = []
+
+    @property
+    def uncovered(self) -> BoolArray:
+        """[B] bool, rows that asked for something the trace does not hold, in any step."""
+        return np.asarray(np.any(self.missing, axis=0))
 
     def expand_root(self, topk: int) -> Children:
         """First draft step: the trace's first columns are the root's children, by rank.
@@ -53,17 +60,17 @@ class RecordedDrafter:
             [B, W, topk] children, invalid where the handle was padding or was not recorded.
         """
         asked = handles != NO_NODE
-        self.widths.append(asked.sum(axis=1))
         # Padding reads some other node's entry; `asked` discards it.
         first = self._first_child.take(self._row_offset + handles).astype(np.int64)
         return self._children(first, asked, topk)
 
     def _children(self, first: IntArray, asked: BoolArray, topk: int) -> Children:
+        self.widths.append(asked.sum(axis=1))
         if topk > self._recorded_topk:
-            self.uncovered |= asked.any(axis=1)
+            self.missing.append(np.asarray(asked.any(axis=1)))
             return _no_children(asked.shape, topk)
         known = asked & (first != NO_NODE)
-        self.uncovered |= (asked != known).any(axis=1)
+        self.missing.append(np.asarray((asked != known).any(axis=1)))
         handles = first[:, :, None] + np.arange(topk)
         index = handles + self._row_offset[:, :, None]
         return Children(
