@@ -40,7 +40,7 @@ def load_draft(
     """Load a draft checkpoint for a given target.
 
     Args:
-        path: Folder with `config.json` and one or more `*.safetensors` files.
+        path: Folder with `config.json` and one or more `model*.safetensors` files.
         embed_tokens: [V, H] of the target, used unless the checkpoint has its own.
         lm_head: [V, H] of the target, likewise.
         num_target_layers: Decoder layers of the target.
@@ -157,11 +157,11 @@ def _import_tensors(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(path.glob("model*.safetensors"))
     if not files:
         found = sorted(file.name for file in path.glob("*.bin"))
         hint = f"; {', '.join(found)} would have to be unpickled, convert it" if found else ""
-        raise CheckpointError(f"{path}: no *.safetensors file{hint}")
+        raise CheckpointError(f"{path}: no model*.safetensors file{hint}")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:

@@ -1,0 +1,164 @@
+"""`sgl-eagle train`: a draft head for one target, from text that the target writes itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int, positive_int
+from sgl_eagle.cli.frame.output import render_table, write_result
+from sgl_eagle.cli.frame.paths import require_writable_folder
+from sgl_eagle.reference.generate_text import TextConfig, write_text
+from sgl_eagle.reference.loading import SMOLLM2, LoadedTarget, load_target
+from sgl_eagle.reference.train import TrainConfig, train_draft
+from sgl_eagle.reference.train_data import has_text, load_text
+
+HELP = "train an EAGLE draft head for a target, from text that the target writes itself"
+
+EPILOG = """example, on one GPU:
+  sgl-eagle train --target smollm2 --kind eagle3 --out runs/head --tokens 40000000 --steps 3000
+the same text again for an EAGLE-1 head:
+  sgl-eagle train --target smollm2 --kind eagle1 --out runs/head1 --text runs/head/text --steps 1000
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `sgl-eagle train`.
+
+    Args:
+        parser: The command's parser.
+    """
+    text, training = TextConfig(), TrainConfig()
+    parser.add_argument(
+        "--target",
+        default=SMOLLM2,
+        help="directory in Hugging Face format, or %(default)s (default)",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("eagle3", "eagle1"),
+        default=training.kind,
+        help="generation of the head (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the trained head")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        help="folder of generated text; filled first if it holds none (default: OUT/text)",
+    )
+    parser.add_argument(
+        "--text-only", action="store_true", help="generate text into the folder and stop"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=positive_int,
+        default=text.num_tokens,
+        help="tokens of text to generate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=positive_int,
+        default=text.batch_size,
+        help="dialogues written at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=positive_int,
+        default=text.max_length,
+        help="longest dialogue in tokens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive_int,
+        default=training.num_updates,
+        help="optimizer steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=positive_int,
+        default=training.batch_tokens,
+        help="tokens of one optimizer step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lr",
+        type=float,
+        default=training.learning_rate,
+        help="peak learning rate (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--eval-every",
+        type=positive_int,
+        default=training.eval_every,
+        help="optimizer steps between evaluations and resumable states (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=non_negative_int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the state in OUT, same options"
+    )
+    parser.add_argument("--device", help="torch device (default: cuda if there is one, else cpu)")
+    parser.epilog = EPILOG
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate text where there is none, train, report the curve.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0.
+    """
+    require_writable_folder(args.out, "--out")
+    text_folder: Path = args.text or args.out / "text"
+    training = TrainConfig(
+        kind=args.kind,
+        num_updates=args.steps,
+        batch_tokens=args.batch_tokens,
+        learning_rate=args.lr,
+        eval_every=args.eval_every,
+        seed=args.seed,
+    )
+    target = load_target(args.target, dtype=torch.bfloat16, device=_device(args.device))
+    if args.text_only or not has_text(text_folder):
+        num_tokens = _generate(args, target, text_folder)
+        if args.text_only:
+            result = {"text": str(text_folder), "num_tokens": num_tokens}
+            message = f"wrote {num_tokens} tokens to {text_folder}"
+            write_result(result, text=message, output_format=args.format)
+            return 0
+    curve = train_draft(
+        target.model,
+        load_text(text_folder),
+        training,
+        args.out,
+        resume=args.resume,
+        quiet=args.quiet,
+    )
+    last = curve[-1]
+    rows = [[str(step), f"{rate:.3f}"] for step, rate in enumerate(last.step_accept_rate, start=1)]
+    table = render_table(["draft step", "accept rate"], rows)
+    write_result(
+        {"draft": str(args.out), "curve": curve},
+        text=f"wrote {args.out}\n{table}\naccept length of a chain: {last.accept_length:.3f}",
+        output_format=args.format,
+    )
+    return 0
+
+
+def _device(name: str | None) -> str:
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device must be a device of this machine, got {name!r}") from error
+    return name
+
+
+def _generate(args: argparse.Namespace, target: LoadedTarget, folder: Path) -> int:
+    config = TextConfig(
+        num_tokens=args.tokens, batch_size=args.rows, max_length=args.max_length, seed=args.seed
+    )
+    return write_text(target.model, target.tokenizer, config, folder, quiet=args.quiet)
