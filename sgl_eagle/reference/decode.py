@@ -37,7 +37,7 @@ class StepRecord:
     """One decode step, as measured; all times in microseconds.
 
     Attributes:
-        position: Index in the completion of the root token.
+        position: Index in the completion of the first token that the step emits.
         speculated: False for a plain step.
         num_drafted: Nodes drafted, root excluded.
         num_draft_tokens: Tokens the target verified, root included; 1 for a plain step.
@@ -269,14 +269,14 @@ class Engine:
         return self._speculative_step(request, draft_cache, policy, batch, started, observe)
 
     def _plain_step(self, request: _Request, started: float) -> StepRecord:
-        position, index = len(request.tokens) - 1, len(request.tokens)
+        position = len(request.tokens)
         output = self.target.forward(
             torch.tensor([[request.tokens[-1]]], device=self.target.device),
             cache=request.cache,
             start=request.num_cached,
         )
         logits = self.target.logits(output.hidden[0, 0])
-        token = choose_token(logits, request.sampling, index)
+        token = choose_token(logits, request.sampling, position)
         request.emit([token], output.features[0])
         total_us = (time.perf_counter() - started) * 1e6
         self._note_gap(request, logits)
@@ -303,7 +303,7 @@ class Engine:
         started: float,
         observe: Callable[[StepView], None] | None,
     ) -> StepRecord:
-        position = len(request.tokens) - 1
+        position = len(request.tokens)
         newest = request.tokens[len(request.tokens) - request.num_pending :]
         roots = draft_cache.extend(
             torch.cat(request.pending_features),
@@ -322,7 +322,7 @@ class Engine:
             tree,
             num_cached=request.num_cached,
             sampling=request.sampling,
-            first_index=position + 1,
+            first_index=position,
         )
         num_accept_tokens = request.emit(_emitted(tree, verified), verified.features)
         ended = time.perf_counter()

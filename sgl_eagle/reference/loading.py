@@ -61,13 +61,13 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
             f"--target must be {SMOLLM2!r} or a directory with config.json, got {name_or_path!r}"
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers raises a dozen kinds for a bad folder
         raise CheckpointError(f"cannot load a target from {path}: {error}") from error
     weights = sorted(path.glob("*.safetensors"))
     return LoadedTarget(
-        model=model.to(device).eval(),
+        model=model.to(torch.device(device)).eval(),
         tokenizer=tokenizer,
         name=path.name,
         digest=checkpoint_digest(path / "config.json", *weights),
@@ -88,7 +88,7 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
     previous = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             gguf_file=file.name,
             dtype=dtype,
@@ -98,7 +98,7 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
     finally:
         transformers_logging.set_verbosity(previous)
     return LoadedTarget(
-        model=model.to(device).eval(),
+        model=model.to(torch.device(device)).eval(),
         tokenizer=tokenizer,
         name="SmolLM2-135M-Instruct",
         digest=checkpoint_digest(file),

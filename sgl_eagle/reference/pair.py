@@ -108,7 +108,7 @@ def load_pair(
         lm_head=lean.lm_head,
         num_target_layers=num_layers,
         dtype=DTYPES[dtype],
-        device=device,
+        device=torch.device(device),
     )
     stops = loaded.model.generation_config.eos_token_id
     if stops is None:

@@ -90,6 +90,45 @@ def load_shipped_prompts(
     return [prompt for prompt in prompts if split in {None, prompt.split}]
 
 
+def select_prompts(
+    prompts: Sequence[Prompt], *, split: Split | None = None, per_workload: int | None = None
+) -> list[Prompt]:
+    """Some of the prompts.
+
+    Args:
+        prompts: All of them.
+        split: Only this split; None for all. Prompts that name no split belong to every one.
+        per_workload: Only so many of each workload, from the front; None for all.
+
+    Returns:
+        The selection, in the same order.
+
+    Raises:
+        PromptError: If nothing is left.
+    """
+    chosen: list[Prompt] = []
+    count: dict[str, int] = {}
+    for prompt in prompts:
+        if split is not None and prompt.split not in {None, split}:
+            continue
+        count[prompt.workload] = count.get(prompt.workload, 0) + 1
+        if per_workload is None or count[prompt.workload] <= per_workload:
+            chosen.append(prompt)
+    if not chosen:
+        raise PromptError(f"none of the {len(prompts)} prompts belongs to the split {split!r}")
+    return chosen
+
+
+def shipped_prompt_files() -> list[Traversable]:
+    """The prompt files that come with the package.
+
+    Returns:
+        One for each of `WORKLOADS`, in that order.
+    """
+    folder = importlib.resources.files("sgl_eagle") / "assets" / "prompts"
+    return [folder / f"{workload}.jsonl" for workload in WORKLOADS]
+
+
 def _load(paths: Sequence[Path | Traversable]) -> list[Prompt]:
     prompts: dict[str, Prompt] = {}
     first_seen: dict[str, str] = {}

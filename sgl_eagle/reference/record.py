@@ -23,7 +23,7 @@ from sgl_eagle.reference.tree_drafter import DraftCache, TreeDrafter
 from sgl_eagle_harness.dense_trace import PromptTrace
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.recording import RecordingPolicy
-from sgl_eagle_harness.tree_layout import ancestor_mask
+from sgl_eagle_harness.tree_layout import build_layout
 from sgl_eagle_harness.types import NO_NODE, BatchContext, CandidateTrees, Float32Array
 
 POSITIONS_PER_BATCH = 64
@@ -105,25 +105,26 @@ def record_text(
 ) -> PromptTrace:
     """Draft the recording tree at every position of one text.
 
-    Row i has completion token i as its root: the first token comes from prefill, without a draft.
+    Row i predicts completion token i and what follows; its root is the token before it.
 
     Args:
         target: Target model.
         draft: Draft model.
-        text: Prompt and a completion of at least two tokens.
+        text: Prompt and its completion; the prompt has at least two tokens.
         policy: What to draft.
         sampling: How the text was chosen; above temperature 0 the target scores every node.
 
     Returns:
-        The trace of the prompt, one position for each completion token but the last.
+        The trace of the prompt, one position for each completion token.
     """
     tokens = torch.tensor([*text.prompt, *text.completion], device=target.device)
-    num_positions = len(text.completion) - 1
+    num_positions = len(text.completion)
     target_cache = target.make_cache(len(tokens))
     features = target.forward(tokens[None, :-1], cache=target_cache, start=0).features[0]
     cache = DraftCache(draft, capacity=len(tokens))
     roots = cache.extend(features, tokens[1:])
-    first = len(text.prompt) - 1
+    # The root of row 0 is the last prompt token; its entry in the draft's cache is one before.
+    first = len(text.prompt) - 2
     batches = [
         _draft_positions(cache.drafter(roots.take(rows)), policy, first, rows)
         for rows in _slices(first, first + num_positions)
@@ -143,7 +144,7 @@ def record_text(
         prompt_id=text.prompt_id,
         workload=text.workload,
         context_len=first + 1 + np.arange(num_positions),
-        next_token=np.array(text.completion[1:], np.int32),
+        next_token=np.array(text.completion, np.int32),
         tokens=_stack([np.where(t.valid, t.tokens, 0) for t in batches], width, 0, np.int32),
         parents=_stack(
             [np.where(t.valid, t.parents, NO_NODE) for t in batches], width, NO_NODE, np.int16
@@ -198,6 +199,7 @@ def _score_nodes(
     renumber[nodes] = np.arange(1, len(nodes) + 1)
     renumber[NO_NODE] = 0
     parents = renumber[trees.parents[row, nodes]]
+    layout = build_layout(np.concatenate([[NO_NODE], parents]), root)
     cache = target.make_cache(root + 1 + len(nodes))
     target.forward(tokens[None, :root], cache=cache, start=0)
     tree_tokens = torch.from_numpy(trees.tokens[row, nodes]).to(target.device)
@@ -205,8 +207,8 @@ def _score_nodes(
         torch.cat([tokens[root : root + 1], tree_tokens])[None],
         cache=cache,
         start=root,
-        positions=torch.from_numpy(np.concatenate([[0], trees.depths[nodes]])) + root,
-        mask=torch.from_numpy(ancestor_mask(np.concatenate([[NO_NODE], parents]))),
+        positions=torch.from_numpy(layout.positions).to(target.device),
+        mask=torch.from_numpy(layout.ancestors).to(target.device),
     )
     probs = target_probs(target.logits(output.hidden[0]), sampling)
     of_nodes = probs[torch.from_numpy(parents), tree_tokens].log()

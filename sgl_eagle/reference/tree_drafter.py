@@ -100,6 +100,14 @@ class DraftCache:
             feedback=output.feedback, head_input=output.head_input, positions=positions
         )
 
+    def truncate(self, num_entries: int) -> None:
+        """Forget the latest entries.
+
+        Args:
+            num_entries: How many to keep, at most as many as there are.
+        """
+        self.num_entries = min(num_entries, self.num_entries)
+
     def drafter(self, roots: DraftRoots) -> TreeDrafter:
         """Draft trees from some roots.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sgl_eagle.reference.sampling import Sampling, choose_token
 from sgl_eagle.reference.target import KvCache, Target
-from sgl_eagle_harness.tree_layout import ancestor_mask
+from sgl_eagle_harness.tree_layout import build_layout
 from sgl_eagle_harness.types import DraftTree, VerifyOutcome
 
 
@@ -55,12 +55,13 @@ def verify_tree(
         Outcome and features; the cache then holds `num_cached + num_accept_tokens` slots.
     """
     device = target.device
+    layout = build_layout(tree.parents, num_cached)
     output = target.forward(
         torch.from_numpy(tree.tokens)[None].to(device),
         cache=cache,
         start=num_cached,
-        positions=torch.from_numpy(num_cached + tree.depths).to(device),
-        mask=torch.from_numpy(ancestor_mask(tree.parents)).to(device),
+        positions=torch.from_numpy(layout.positions).to(device),
+        mask=torch.from_numpy(layout.ancestors).to(device),
     )
     outcome = walk_tree(tree, target.logits(output.hidden[0]), sampling, first_index)
     kept = torch.from_numpy(np.concatenate([[0], outcome.path])).to(device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -49,3 +50,40 @@ def _logged(iterable: Iterable[T], description: str, unit: str) -> Iterator[T]:
         item_ct += 1
     seconds = time.perf_counter() - start
     print(f"{description}: {item_ct} {unit} in {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_counter(
+    *, description: str, total: int, unit: str, quiet: bool
+) -> Iterator[Callable[[int], None]]:
+    """Show how far work is that reports its own advance.
+
+    Args:
+        description: What is done, e.g. "record".
+        total: Units expected; the work may end with fewer.
+        unit: Name of one unit.
+        quiet: Show nothing (`args.quiet`).
+
+    Yields:
+        Function to call with the number of units done since its last call.
+    """
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(total=total, desc=description, unit=unit, dynamic_ncols=True) as bar:
+
+            def advance_bar(count: int) -> None:
+                bar.update(count)
+
+            yield advance_bar
+    else:
+        counts: list[int] = []
+        print(f"{description} ...", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        yield counts.append
+        seconds = time.perf_counter() - start
+        print(
+            f"{description}: {sum(counts)} {unit} in {seconds:.1f} s", file=sys.stderr, flush=True
+        )

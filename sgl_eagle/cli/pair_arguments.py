@@ -1,0 +1,68 @@
+"""The arguments that name a target, a draft and how they run, shared by the engine's commands."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgl_eagle.cli.frame.arguments import non_negative_int
+
+if TYPE_CHECKING:
+    from sgl_eagle.reference.pair import Pair
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare `--target`, `--draft`, `--dtype`, `--device` and `--threads`.
+
+    Args:
+        parser: The command's parser.
+    """
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--target",
+        default="smollm2",
+        metavar="DIR",
+        help="target in Hugging Face format, or smollm2 for the small model that the extra "
+        "[reference] installs (default: smollm2)",
+    )
+    group.add_argument(
+        "--draft",
+        type=Path,
+        metavar="DIR",
+        help="EAGLE checkpoint for that target (default: the head shipped for smollm2)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32", "float16"),
+        default="bfloat16",
+        help="weights and activations of both (default: bfloat16)",
+    )
+    group.add_argument(
+        "--device", default="cpu", help="torch device, e.g. cpu or cuda (default: cpu)"
+    )
+    group.add_argument(
+        "--threads",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="CPU threads; 0 takes torch's choice (default: 0)",
+    )
+
+
+def load_pair_from(args: argparse.Namespace) -> Pair:
+    """Load what the arguments name.
+
+    Args:
+        args: Parsed arguments of `add_pair_arguments`.
+
+    Returns:
+        The pair.
+    """
+    import torch
+
+    from sgl_eagle.reference.pair import SHIPPED_DRAFT, load_pair
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return load_pair(args.target, args.draft or SHIPPED_DRAFT, dtype=args.dtype, device=args.device)

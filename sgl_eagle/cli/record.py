@@ -1,0 +1,154 @@
+"""`sgl-eagle record`: dense traces of a draft on real prompts."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sgl_eagle.cli.frame.arguments import UsageError, positive_int
+from sgl_eagle.cli.frame.output import write_result
+from sgl_eagle.cli.frame.paths import require_writable_folder
+from sgl_eagle.cli.frame.progress import progress_counter
+from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
+from sgl_eagle.cli.sampling_arguments import add_sampling_arguments, sampling_from
+
+if TYPE_CHECKING:
+    from sgl_eagle_harness.trace_schema import PromptSource
+
+HELP = "record dense traces: the largest tree at every position of the target's own text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `sgl-eagle record`.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="prompt files, JSON Lines with id, workload and turns (default: those shipped)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("tune", "held_out"),
+        help="only prompts of this split (default: all)",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for shards")
+    parser.add_argument(
+        "--num-steps",
+        type=positive_int,
+        default=6,
+        metavar="N",
+        help="draft steps at every position: no deeper policy can be replayed (default: 6)",
+    )
+    parser.add_argument(
+        "--beams",
+        default="1,2,3,4,6,8",
+        metavar="K,K,...",
+        help="values of topk that the tuner may try; the widest is stored (default: 1,2,3,4,6,8)",
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=positive_int,
+        default=128,
+        metavar="N",
+        help="completion length at most (default: 128)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=positive_int,
+        metavar="N",
+        help="only the first N prompts of each workload (default: all)",
+    )
+    parser.add_argument(
+        "--rows", type=positive_int, default=8, metavar="N", help="prompts at a time (default: 8)"
+    )
+    add_pair_arguments(parser)
+    add_sampling_arguments(parser)
+    parser.epilog = (
+        "example: sgl-eagle record --split tune --out runs/traces\n"
+        "Ctrl-C keeps the prompts that are finished."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record.
+
+    Args:
+        args: Parsed arguments.
+
+    Returns:
+        0.
+    """
+    from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
+    from sgl_eagle.reference.recorder import RecordConfig, record_prompts
+    from sgl_eagle_tuner.provenance import collect_provenance
+
+    require_writable_folder(args.out, "--out")
+    config = RecordConfig(
+        num_steps=args.num_steps,
+        beams=_beams(args.beams),
+        max_new_tokens=args.max_new_tokens,
+        rows=args.rows,
+        sampling=sampling_from(args),
+    )
+    prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
+    prompts = select_prompts(prompts, split=args.split, per_workload=args.limit)
+    pair = load_pair_from(args)
+    budget = 2 * args.max_new_tokens * len(prompts)
+    with progress_counter(
+        description="record", total=budget, unit="tok", quiet=args.quiet
+    ) as advance:
+        summary = record_prompts(
+            pair,
+            prompts,
+            args.out,
+            config,
+            source=prompt_source(args.prompts or []),
+            on_tokens=advance,
+            commit=collect_provenance(seed=args.seed).commit,
+        )
+    write_result(
+        summary,
+        text=f"recorded {summary.num_positions} positions of {summary.num_prompts} prompts in "
+        f"{len(summary.shards)} shards under {args.out}",
+        output_format=args.format,
+    )
+    return 0
+
+
+def prompt_source(paths: Sequence[Path]) -> PromptSource:
+    """Provenance of prompts.
+
+    Args:
+        paths: Prompt files; none means those that ship with the package.
+
+    Returns:
+        Names and digests.
+    """
+    from sgl_eagle.reference.prompts import shipped_prompt_files
+    from sgl_eagle_harness.trace_schema import PromptSource, SourceFile
+
+    files = list(paths) or shipped_prompt_files()
+    return PromptSource(
+        kind="text",
+        files=tuple(
+            SourceFile(name=file.name, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+            for file in files
+        ),
+    )
+
+
+def _beams(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--beams must be numbers with commas, like 1,2,4,8, got {text!r}"
+        ) from None
