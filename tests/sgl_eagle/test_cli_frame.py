@@ -13,12 +13,13 @@ import pytest
 
 from sgl_eagle.cli.frame import main as frame
 from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int, positive_int
-from sgl_eagle.cli.frame.commands import COMMANDS, load_command
+from sgl_eagle.cli.frame.commands import COMMANDS, load_command, read_help
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable, require_writable_folder
 from sgl_eagle.cli.frame.progress import progress
 from sgl_eagle_harness.errors import OutputError, TraceError
 
+TORCH_FREE = {"calibrate", "replay", "report", "tune"}
 BUILT = [name for name in COMMANDS if (Path(frame.__file__).parents[1] / f"{name}.py").exists()]
 
 
@@ -135,7 +136,6 @@ def test_options_after_double_dash_are_values(probe):
     assert frame.main(["probe", "--", "--any"]) == 0
 
 
-@pytest.mark.usefixtures("probe")
 def test_no_command_prints_help_on_stderr(capsys):
     assert frame.main([]) == 2
     out, err = capsys.readouterr()
@@ -162,14 +162,45 @@ def test_logs_go_to_stderr_at_the_chosen_level(probe, capsys, flags, shown):
     assert {word for word in ("debug", "info") if f"detail {word}" in err} == shown
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in TORCH_FREE else pytest.mark.reference) for n in BUILT],
+)
 def test_every_command_explains_itself_with_an_example(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         frame.main([name, "--help"])
     help_text = capsys.readouterr().out
     assert f"sgl-eagle {name} " in help_text.partition("usage:")[2].partition("\n")[2]
     assert "--format" in help_text
-    assert load_command(name).HELP.count("\n") == 0
+    assert read_help(name) == load_command(name).HELP
+    assert "\n" not in read_help(name)
+
+
+WITHOUT_TORCH = (
+    "import sys\n"
+    "from sgl_eagle.cli import main\n"
+    "class NoTorch:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.partition('.')[0] in {'torch', 'transformers'}:\n"
+    "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+    "sys.meta_path.insert(0, NoTorch())\n"
+    "sys.exit(main(sys.argv[1:]))\n"
+)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_without_torch_a_command_works_or_names_the_extra(name):
+    done = run_process("-c", WITHOUT_TORCH, name, "--help")
+    if done.returncode == 0:
+        assert done.stderr == ""
+        return
+    assert name not in TORCH_FREE
+    assert done.returncode == 1
+    advice = 'is not installed: pip install "sgl-eagle[reference]"'
+    needs = f"sgl-eagle {name}: error: `sgl-eagle {name}` needs"
+    assert done.stderr in {
+        f"{needs} {module}, which {advice}\n" for module in ("torch", "transformers")
+    }
 
 
 def test_help_needs_no_heavy_module_and_is_quick():

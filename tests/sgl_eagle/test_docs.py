@@ -31,6 +31,7 @@ def require_parses(line):
     parser.parse_args(argv)
 
 
+@pytest.mark.reference
 def test_commands_in_the_readme_parse():
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line for block in blocks for line in shell_lines(block)]
@@ -39,6 +40,7 @@ def test_commands_in_the_readme_parse():
         require_parses(line)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_in_the_help_parse(name):
     examples = shell_lines(build_parser(name).epilog or "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import importlib.resources
 from typing import Protocol, cast
 
 COMMANDS = (
@@ -57,3 +59,26 @@ def load_command(name: str) -> Command:
         Its module.
     """
     return cast("Command", importlib.import_module(f"sgl_eagle.cli.{name}"))
+
+
+def read_help(name: str) -> str:
+    """Read a command's one line of help from its source.
+
+    The list of commands must appear at once and on any install, but importing a command may bring
+    torch, which takes seconds or is missing.
+
+    Args:
+        name: One of `COMMANDS`.
+
+    Returns:
+        Its `HELP`.
+
+    Raises:
+        LookupError: If the module assigns no literal to `HELP`, which is a defect.
+    """
+    source = (importlib.resources.files("sgl_eagle.cli") / f"{name}.py").read_text(encoding="utf-8")
+    for statement in ast.parse(source).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="HELP")], value=ast.Constant(value=str(text))):
+                return text
+    raise LookupError(f"sgl_eagle/cli/{name}.py assigns no string to HELP")

@@ -15,7 +15,7 @@ from sgl_eagle.cli.frame.arguments import (
     did_you_mean,
     reject_unknown_options,
 )
-from sgl_eagle.cli.frame.commands import COMMANDS, load_command
+from sgl_eagle.cli.frame.commands import COMMANDS, load_command, read_help
 from sgl_eagle.cli.frame.extras import missing_extra
 from sgl_eagle_harness.errors import SglEagleError
 
@@ -73,7 +73,7 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
 def _without_command(argv: Sequence[str]) -> int:
     parser = _top_parser()
     built = [name for name in COMMANDS if find_spec(f"sgl_eagle.cli.{name}")]
-    lines = [f"  {name:<10} {load_command(name).HELP}" for name in built]
+    lines = [f"  {name:<10} {read_help(name)}" for name in built]
     parser.epilog = "\n".join(
         ["commands:", *lines, "", "`sgl-eagle COMMAND --help` explains one and shows an example."]
     )
