@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sgl_eagle_harness.confidence import sum_path_logs
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.draft_loop import grow_trees
-from sgl_eagle_harness.errors import TraceError
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.types import (
     NO_NODE,
@@ -164,32 +164,6 @@ def tokens_left(trace: DenseTrace) -> IntArray:
     return trace.last_row - np.arange(trace.num_positions) + 1
 
 
-def path_accept_probs(trace: DenseTrace, start: int, stop: int) -> FloatArray:
-    """Probability that the target accepts the whole path to each node, under its own draws.
-
-    Args:
-        trace: Recorded with target probabilities.
-        start: First position.
-        stop: Position after the last.
-
-    Returns:
-        [stop - start, T] float64; 0 for padding.
-
-    Raises:
-        TraceError: If the trace is greedy, hence has no target probabilities.
-    """
-    if trace.target_log_probs is None:
-        raise TraceError("expected acceptance needs target_log_probs; this trace is greedy")
-    # Parents lie in earlier groups of siblings, so one pass over the groups is enough.
-    log_probs = trace.target_log_probs[start:stop].astype(np.float64)
-    topk, width = trace.num_children, log_probs.shape[1]
-    rows = np.arange(len(log_probs))
-    for first in range(topk, width, topk):
-        parents = trace.parents[start:stop, first]
-        log_probs[:, first : first + topk] += log_probs[rows, parents][:, None]
-    return np.where(trace.depths[start:stop] > 0, np.exp(log_probs), 0.0)
-
-
 def _replay_chunk(
     trace: DenseTrace, policy: SpecPolicy, batch_size: int, rows: slice
 ) -> dict[str, npt.NDArray[Any]]:
@@ -218,7 +192,12 @@ def _replay_chunk(
         "uncovered": drafter.uncovered,
     }
     if trace.target_log_probs is not None:
-        probs = np.take_along_axis(path_accept_probs(trace, start, stop), handles, axis=1)
+        path_logs = sum_path_logs(
+            trace.target_log_probs[start:stop],
+            trace.parents[start:stop].astype(np.int64),
+            trace.depths[start:stop].astype(np.int64),
+        )
+        probs = np.exp(np.take_along_axis(path_logs, handles, axis=1).astype(np.float64))
         arrays["expected_accept_tokens"] = 1 + np.where(chosen, probs, 0.0).sum(axis=1)
     return arrays
 
