@@ -40,11 +40,9 @@ def build_layout(parents: IntArray, root_position: int) -> TreeLayout:
         Depths, positions, attention mask and child links.
     """
     num_nodes = len(parents)
-    ancestors = np.eye(num_nodes, dtype=np.bool_)
+    ancestors = ancestor_mask(parents)
     first_child = np.full(num_nodes, NO_NODE)
     next_sibling = np.full(num_nodes, NO_NODE)
-    for node in range(1, num_nodes):
-        ancestors[node] |= ancestors[parents[node]]
     for node in range(num_nodes - 1, 0, -1):
         next_sibling[node] = first_child[parents[node]]
         first_child[parents[node]] = node
@@ -56,3 +54,18 @@ def build_layout(parents: IntArray, root_position: int) -> TreeLayout:
         first_child=first_child,
         next_sibling=next_sibling,
     )
+
+
+def ancestor_mask(parents: IntArray) -> BoolArray:
+    """Which nodes each node of a tree attends to.
+
+    Args:
+        parents: [M] int64; `NO_NODE` for node 0, lower than the node for all others.
+
+    Returns:
+        [M, M] bool; row i marks the path from the root to node i, both included.
+    """
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node in range(1, len(parents)):
+        mask[node] |= mask[parents[node]]
+    return mask

@@ -7,6 +7,7 @@ draft step, K `topk`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +121,8 @@ class CandidateTrees:
         handles: [B, N] int64.
         valid: [B, N] bool.
         level_starts: First column of each depth, ascending.
+        prefix_memo: Results of pure functions of the first columns, kept by whoever computed them
+            under a key of their own. `append` hands them on, since it leaves those columns alone.
     """
 
     tokens: IntArray
@@ -131,6 +134,7 @@ class CandidateTrees:
     handles: IntArray
     valid: BoolArray
     level_starts: list[int] = field(default_factory=list)
+    prefix_memo: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def empty(cls, num_rows: int) -> CandidateTrees:
@@ -211,6 +215,7 @@ class CandidateTrees:
             handles=np.concatenate([self.handles, children.handles.reshape(flat)], axis=1),
             valid=np.concatenate([self.valid, valid], axis=1),
             level_starts=[*self.level_starts, self.num_nodes],
+            prefix_memo=dict(self.prefix_memo),
         )
 
 
