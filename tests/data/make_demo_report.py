@@ -220,7 +220,7 @@ def _search(name: str, best_us: float, rng: random.Random) -> SearchResult:
 def _tree(
     workload: str, context: str, root: str, path: list[str], num_accepted: int, bonus: str
 ) -> DrawnTree:
-    """A beam around one path: three siblings a level, the last two levels of siblings pruned."""
+    # A beam around one path; siblings of small confidence and all deep ones are pruned.
     rng = random.Random(len(context))
     words = [" the", " a", " to", "\n", ",", " in", " is", " \u2192", ".", " of"]
     nodes: list[TreeNode] = []
@@ -261,7 +261,6 @@ def _tree(
 
 
 def make_report() -> DemoReport:
-    """The made-up report, the same on every call."""
     rng = random.Random(5)
     calibrations = [
         CalibrationResult(
@@ -369,7 +368,7 @@ def make_report() -> DemoReport:
 
 
 def make_bare_report() -> DemoReport:
-    """A report in which everything that may be missing is missing."""
+    # Everything that may be missing is missing.
     bare = [
         SettingResult(role=role, policy=policy)
         for role, policy in (("plain", PLAIN), ("usual", USUAL), ("tuned", TUNED))

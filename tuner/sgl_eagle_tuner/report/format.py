@@ -10,6 +10,9 @@ NOT_MEASURED = "not measured"
 NOT_RECORDED = "not recorded"
 """What an absent fact of the provenance prints as."""
 
+NOTHING = "\N{EN DASH}"
+"""What prints where a number has no meaning, such as the accept rate of plain decoding."""
+
 MINUS = "\N{MINUS SIGN}"
 MICRO = "\N{MICRO SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -47,6 +50,34 @@ def format_count(value: int | None) -> str:
         Text such as "12,345".
     """
     return format_number(value, 0)
+
+
+def format_things(count: int, thing: str) -> str:
+    """A count with its noun.
+
+    Args:
+        count: How many.
+        thing: What, in the singular; its plural takes an "s".
+
+    Returns:
+        Text such as "1 token" or "2,000 tokens".
+    """
+    return f"{format_count(count)} {thing}{'' if count == 1 else 's'}"
+
+
+def format_signed_percent(fraction: float | None, digits: int = 1) -> str:
+    """A deviation as a percentage.
+
+    Args:
+        fraction: Any fraction, 0 is no deviation, or None.
+        digits: Digits after the point.
+
+    Returns:
+        Text such as "+1.5 %", "−3.0 %" or "0.0 %".
+    """
+    text = format_percent(fraction, digits)
+    is_positive = fraction is not None and round(100 * fraction, digits) > 0
+    return f"+{text}" if is_positive else text
 
 
 def format_percent(fraction: float | None, digits: int = 1) -> str:

@@ -11,16 +11,16 @@ from typing import TypeVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sgl_eagle_tuner.report import figures, view
+from sgl_eagle_tuner.report import evidence_figures, evidence_view, speed_figures, speed_view
 from sgl_eagle_tuner.report.analysis import CostCurve
 from sgl_eagle_tuner.report.data import DemoReport
 from sgl_eagle_tuner.report.format import (
     NOT_MEASURED,
     format_count,
     format_percent,
+    format_things,
     format_us,
 )
-from sgl_eagle_tuner.report.table import Table
 from sgl_eagle_tuner.report.tree_svg import draw_tree, select_drawn_nodes
 from sgl_eagle_tuner.report.trees import DrawnTree
 from sgl_eagle_tuner.report.wording import (
@@ -82,19 +82,6 @@ class TreeView:
     svg: Markup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarginalView:
-    """Sensitivity table of one workload.
-
-    Attributes:
-        title: Workload.
-        table: Its parameters.
-    """
-
-    title: str
-    table: Table
-
-
 def render_report(report: DemoReport) -> str:
     """Render the page.
 
@@ -153,48 +140,49 @@ def _sentences(report: DemoReport) -> dict[str, object]:
 
 def _tables(report: DemoReport) -> dict[str, object]:
     return {
-        "cards": view.recommendation_cards(report),
-        "speed_table": view.speed_table(report),
-        "variant_table": view.variant_table(report),
-        "accept_table": view.accept_table(report),
-        "step_table": view.step_table(report),
-        "cost_error_table": view.cost_error_table(report),
-        "calibration_table": view.calibration_table(report.calibrations),
-        "search_table": view.search_table(report.searches),
-        "marginals": [
-            MarginalView(title=study.workload, table=view.marginal_table(study))
-            for study in report.searches
-            if study.marginals
-        ],
-        "correctness_table": view.correctness_table(report),
-        "stage_table": view.stage_table(report),
-        "provenance": view.provenance_rows(report),
+        "cards": speed_view.recommendation_cards(report),
+        "speed_table": speed_view.speed_table(report),
+        "decision_table": speed_view.decision_table(report),
+        "summary_table": speed_view.summary_table(report),
+        "accept_table": speed_view.accept_table(report),
+        "step_table": speed_view.step_table(report),
+        "cost_error_table": evidence_view.cost_error_table(report),
+        "calibration_table": evidence_view.calibration_table(report.calibrations),
+        "search_table": evidence_view.search_table(report.searches),
+        "marginal_table": evidence_view.marginal_table(report.searches),
+        "correctness_table": evidence_view.correctness_table(report),
+        "stage_table": evidence_view.stage_table(report),
+        "provenance": evidence_view.provenance_rows(report),
     }
 
 
 def _panels(report: DemoReport) -> dict[str, object]:
     return {
         "speed_panels": _draw_each(
-            report.workloads, "speed", lambda result: result.workload, figures.draw_speed
+            report.workloads, "speed", lambda result: result.workload, speed_figures.draw_speed
         ),
         "step_panels": _draw_each(
-            report.workloads, "step", lambda result: result.workload, figures.draw_step_time
+            report.workloads, "step", lambda result: result.workload, speed_figures.draw_step_time
         ),
-        "cost_panels": _draw_each(_cost_groups(report), "cost", _cost_title, figures.draw_costs),
+        "cost_panels": _draw_each(
+            _cost_groups(report), "cost", _cost_title, evidence_figures.draw_costs
+        ),
         "reliability_panels": _draw_each(
             report.calibrations,
             "reliability",
             lambda result: result.workload,
-            figures.draw_reliability,
+            evidence_figures.draw_reliability,
         ),
         "search_panels": _draw_each(
-            report.searches, "search", lambda study: study.workload, figures.draw_search
+            report.searches, "search", lambda study: study.workload, evidence_figures.draw_search
         ),
         "importance_panels": _draw_each(
             report.searches,
             "importance",
             lambda study: study.workload,
-            lambda study, figure_id: figures.draw_importances(study.importances, figure_id),
+            lambda study, figure_id: evidence_figures.draw_importances(
+                study.importances, figure_id
+            ),
         ),
         "trees": [_tree_view(tree) for tree in report.trees],
         "trees_have_accept_prob": any(
@@ -232,25 +220,29 @@ def _tree_view(tree: DrawnTree) -> TreeView:
     num_drafted = len(tree.nodes)
     num_omitted = num_drafted - len(select_drawn_nodes(tree.nodes))
     num_pruned = num_drafted + 1 - tree.num_draft_tokens
+    num_accept_tokens = tree.num_correct_drafts + 1
     omitted = (
-        f" The {num_omitted} least confident pruned nodes are not drawn." if num_omitted else ""
+        f" {format_things(num_omitted, 'pruned node')} of least confidence left out."
+        if num_omitted
+        else ""
     )
     accepted = [node.token_text for node in tree.nodes if node.state == "accepted"]
     return TreeView(
         summary=(
-            f"{tree.workload}, {tree.policy_name}: {num_drafted} drafted, "
-            f"{tree.num_draft_tokens} verified, {tree.num_correct_drafts + 1} tokens emitted"
+            f"{tree.workload}, {tree.policy_name}: {format_count(num_drafted)} drafted, "
+            f"{format_count(tree.num_draft_tokens)} verified, "
+            f"{format_things(num_accept_tokens, 'token')} emitted"
         ),
         context=tree.context_text,
         root=tree.root_text,
         accepted="".join(accepted),
         bonus=tree.bonus_text,
         caption=(
-            f"Prompt {tree.prompt_id}, completion token {format_count(tree.position)} onwards. "
-            f"{format_count(num_drafted)} nodes drafted, {format_count(num_pruned)} pruned, "
+            f"Prompt {tree.prompt_id}, from token {format_count(tree.position)} of the completion. "
+            f"{format_things(num_drafted, 'node')} drafted, {format_count(num_pruned)} pruned, "
             f"{format_count(tree.num_draft_tokens)} verified with the root, "
             f"{format_count(tree.num_correct_drafts)} accepted and one bonus token: "
-            f"{format_count(tree.num_correct_drafts + 1)} tokens from one target pass.{omitted}"
+            f"{format_things(num_accept_tokens, 'token')} from one target pass.{omitted}"
         ),
         svg=Markup(draw_tree(tree)),
     )

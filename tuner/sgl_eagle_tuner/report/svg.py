@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+PANEL_WIDTH_IN = 4.4
+"""At 72 points an inch this fills a phone's width and fits twice or three times on a desktop."""
+
 PALETTE = {
+    "bg": ("#0a0a00", "#ffffff"),
     "ink": ("#0a0a01", "#1c2128"),
     "muted": ("#0a0a02", "#5c6470"),
     "line": ("#0a0a03", "#d9dde3"),
@@ -87,6 +92,20 @@ def figure(width_in: float, height_in: float) -> Iterator[Figure]:
     """
     with mpl.rc_context(_STYLE):
         yield Figure(figsize=(width_in, height_in))
+
+
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Name the rows of a horizontal bar chart, first row on top.
+
+    Args:
+        axes: Bars drawn at 0, 1, ...
+        labels: One per bar.
+    """
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def inline_svg(drawing: Figure, figure_id: str, label: str) -> str:

@@ -21,12 +21,14 @@ class Cell:
     Attributes:
         text: What it says.
         small: Second line in small print, empty if there is none.
-        share: Width of a bar behind the text in percent, None for no bar.
+        share: Width of a bar under the text in percent, None for no bar.
+        strong: Whether the cell is to stand out.
     """
 
     text: str
     small: str = ""
     share: float | None = None
+    strong: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Draft trees as SVG: laid out left to right by depth, siblings top to bottom by draft order."""
+"""Draft trees as SVG, left to right by depth, siblings from top to bottom by their rank."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 from sgl_eagle_tuner.report.format import format_number
 from sgl_eagle_tuner.report.trees import DrawnTree, TreeNode
 
-MAX_DRAWN_NODES = 36
+MAX_DRAWN_NODES = 48
 """Nodes drawn at most, unless more were verified; a taller drawing cannot be read at a glance."""
 
 COLUMN_PX = 128
@@ -17,7 +18,7 @@ ROW_PX = 40
 BOX_WIDTH_PX = 96
 BOX_HEIGHT_PX = 32
 MARGIN_PX = 6
-MAX_TOKEN_CHARS = 11
+MAX_TOKEN_COLUMNS = 11
 
 ROOT = -1
 
@@ -52,13 +53,22 @@ def visible_token(text: str) -> str:
         text: The token, decoded alone.
 
     Returns:
-        Text with "␣" for spaces, "↵" and "⇥" for line breaks and tabs, "∅" if empty, cut with "…".
+        Text with "·" for spaces, "↵" and "⇥" for line breaks and tabs, "∅" if empty, cut with "…".
     """
-    shown = text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
-    shown = "".join(char if char.isprintable() else "�" for char in shown)
+    shown = text.replace(" ", "·").replace("\n", "↵").replace("\t", "⇥")
+    shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
     if not shown:
         return "∅"
-    return shown if len(shown) <= MAX_TOKEN_CHARS else f"{shown[: MAX_TOKEN_CHARS - 1]}…"
+    if _columns(shown) <= MAX_TOKEN_COLUMNS:
+        return shown
+    while _columns(shown) > MAX_TOKEN_COLUMNS - 1:
+        shown = shown[:-1]
+    return f"{shown}…"
+
+
+def _columns(text: str) -> int:
+    # As in a terminal: wide East Asian characters take two columns.
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def select_drawn_nodes(nodes: Sequence[TreeNode], limit: int = MAX_DRAWN_NODES) -> list[int]:
@@ -85,15 +95,15 @@ def select_drawn_nodes(nodes: Sequence[TreeNode], limit: int = MAX_DRAWN_NODES) 
 def layout_tree(tree: DrawnTree, drawn: Sequence[int]) -> list[Box]:
     """Place the root, the drawn nodes and the bonus token.
 
-    A first child shares its parent's row, every other leaf opens a row below, so the draft's
-    favourite path runs along the top.
+    A column holds one depth, its nodes in the order of their parents, each no higher than its
+    parent: edges never cross, and the draft's favourite path runs along the top.
 
     Args:
         tree: The step.
         drawn: Indices from `select_drawn_nodes`.
 
     Returns:
-        Boxes; parents come before children.
+        Boxes by depth; parents come before children.
     """
     bonus = len(tree.nodes)
     parent_of = {index: tree.nodes[index].parent for index in drawn}
@@ -104,23 +114,21 @@ def layout_tree(tree: DrawnTree, drawn: Sequence[int]) -> list[Box]:
         children[index] = []
         children[parent].append(index)
 
-    boxes: list[Box] = []
-    box_of: dict[int, int] = {}
-    next_row = 0
-    stack = [ROOT]
-    while stack:
-        index = stack.pop()
-        if index == ROOT:
-            box = _root_box(tree)
-        else:
-            parent = parent_of[index]
-            next_row += 0 if children[parent][0] == index else 1
-            place = (boxes[box_of[parent]].column + 1, next_row, box_of[parent])
-            is_bonus = index == bonus
-            box = _bonus_box(tree, place) if is_bonus else _node_box(tree.nodes[index], place)
-        box_of[index] = len(boxes)
-        boxes.append(box)
-        stack.extend(reversed(children[index]))
+    boxes = [_root_box(tree)]
+    level = [(ROOT, 0)]
+    while level:
+        next_level = []
+        free_row = 0
+        for index, box_index in level:
+            for child in children[index]:
+                row = max(free_row, boxes[box_index].row)
+                free_row = row + 1
+                place = (boxes[box_index].column + 1, row, box_index)
+                is_bonus = child == bonus
+                box = _bonus_box(tree, place) if is_bonus else _node_box(tree.nodes[child], place)
+                next_level.append((child, len(boxes)))
+                boxes.append(box)
+        level = next_level
     return boxes
 
 

@@ -55,12 +55,13 @@ def tree_size(policy: PolicySetting) -> str:
         policy: Any setting.
 
     Returns:
-        "steps/topk/tokens", such as "5/4/8" (tokens with the root), empty for plain decoding.
+        "steps/topk/tokens", such as "5/4/8" (tokens with the root), after "≤" if the policy decides
+        the size of each tree; empty for plain decoding.
     """
     sizes = (policy.num_steps, policy.topk, policy.num_draft_tokens)
     if None in sizes:
         return ""
-    return "/".join(str(size) for size in sizes)
+    return ("≤" if policy.decisions else "") + "/".join(str(size) for size in sizes)
 
 
 def setting_label(setting: SettingResult) -> str:
@@ -104,25 +105,26 @@ def launch_flags(policy: PolicySetting, report: DemoReport) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def gain_phrase(gain: Estimate | None, baseline: str) -> str:
+def gain_phrase(gain: Estimate | None, baseline: str, *, name_interval: bool = True) -> str:
     """A speed ratio in words, honest about an interval that holds 1.
 
     Args:
         gain: Ratio of tokens/s, or None.
         baseline: What it is over, e.g. "plain decoding".
+        name_interval: Whether to say that the interval is a 95 % interval; once a sentence is
+            enough.
 
     Returns:
-        Text such as "1.52× plain decoding (95 % interval 1.46 to 1.58)".
+        Text such as "1.52× the speed of plain decoding (95 % interval 1.46 to 1.58)".
     """
     if gain is None:
         return f"gain over {baseline} {NOT_MEASURED}"
-    ratio = f"{format_ratio(gain)} {baseline}"
+    ratio = f"{format_ratio(gain)} the speed of {baseline}"
     if gain.low is None or gain.high is None:
         return f"{ratio} (no interval)"
-    interval = f"95{NARROW_SPACE}% interval {format_interval(gain, 2)}"
-    if gain.low <= 1 <= gain.high:
-        return f"{ratio}, no clear difference ({interval})"
-    return f"{ratio} ({interval})"
+    name = f"95{NARROW_SPACE}% interval " if name_interval else ""
+    unclear = ", no clear difference" if gain.low <= 1 <= gain.high else ""
+    return f"{ratio} ({name}{format_interval(gain, 2)}{unclear})"
 
 
 def recommendation_sentence(result: WorkloadResult) -> str:
@@ -143,7 +145,8 @@ def recommendation_sentence(result: WorkloadResult) -> str:
     )
     gains = [gain_phrase(setting.gain_over_plain, "plain decoding")]
     if setting.role != "best_static" and result.setting("best_static") is not None:
-        gains.append(gain_phrase(setting.gain_over_best_static, "the best static setting"))
+        gain = setting.gain_over_best_static
+        gains.append(gain_phrase(gain, "the best static setting", name_interval=False))
     source = (
         f"measured on {format_count(setting.num_prompts)} held-out prompts"
         if setting.num_prompts is not None
@@ -164,11 +167,11 @@ def overall_sentence(overall: OverallResult) -> str:
     if overall.gain_over_plain is None:
         return f"Over all workloads together, the gain was {NOT_MEASURED}."
     gains = [gain_phrase(overall.gain_over_plain, "plain decoding")]
-    if overall.gain_over_best_static is not None:
-        gains.append(
-            gain_phrase(overall.gain_over_best_static, "the best static setting of each workload")
-        )
-    if overall.gain_over_usual is not None:
-        gains.append(gain_phrase(overall.gain_over_usual, "the usual EAGLE-3 setting"))
+    for gain, baseline in (
+        (overall.gain_over_best_static, "the best static setting of each workload"),
+        (overall.gain_over_usual, "the usual EAGLE-3 setting"),
+    ):
+        if gain is not None:
+            gains.append(gain_phrase(gain, baseline, name_interval=False))
     joined = ", ".join(gains[:-1]) + (" and " if gains[:-1] else "") + gains[-1]
-    return f"Over all workloads together, the recommended policies decode at {joined}."
+    return f"Over all workloads together, the recommended policies reach {joined}."

@@ -1,4 +1,4 @@
-"""The plots of the report, one small panel each, so that a narrow screen stacks them."""
+"""Plots of costs, calibration and search, one small panel each."""
 
 from __future__ import annotations
 
@@ -15,120 +15,11 @@ from sgl_eagle_tuner.report.analysis import (
     SearchResult,
 )
 from sgl_eagle_tuner.report.format import MICROSECONDS_PER_MS, format_us
-from sgl_eagle_tuner.report.speed import SettingResult, WorkloadResult
-from sgl_eagle_tuner.report.svg import color, figure, inline_svg
-from sgl_eagle_tuner.report.wording import COST_PART_NAMES, STEP_PARTS, setting_label
-
-PANEL_WIDTH_IN = 4.4
-"""At 72 points an inch this fills a phone's width and fits twice or three times on a desktop."""
+from sgl_eagle_tuner.report.svg import PANEL_WIDTH_IN, color, figure, inline_svg, label_rows
+from sgl_eagle_tuner.report.wording import COST_PART_NAMES
 
 MAX_CONTEXT_CURVES = 4
 """Curves in one cost panel; more of them cannot be told apart."""
-
-
-def draw_speed(result: WorkloadResult, figure_id: str) -> str | None:
-    """Measured bars with intervals and predicted diamonds, tokens per second, per setting.
-
-    Args:
-        result: One workload.
-        figure_id: Unique in the page.
-
-    Returns:
-        SVG, or None if no speed of this workload was measured or predicted.
-    """
-    settings = [
-        setting
-        for setting in result.settings
-        if setting.measured_tok_per_s or setting.predicted_tok_per_s
-    ]
-    if not settings:
-        return None
-    with figure(PANEL_WIDTH_IN, 0.75 + 0.36 * len(settings)) as drawing:
-        axes = drawing.subplots()
-        for row, setting in enumerate(settings):
-            _draw_speed_row(axes, row, setting)
-        _label_rows(axes, [setting_label(setting) for setting in settings])
-        axes.set_xlim(left=0)
-        axes.set_xlabel("tokens per second")
-        spoken = ", ".join(
-            f"{setting_label(setting)} {setting.measured_tok_per_s.value:.1f}"
-            for setting in settings
-            if setting.measured_tok_per_s
-        )
-        label = f"Tokens per second on {result.workload}, measured: {spoken or 'nothing'}"
-        return inline_svg(drawing, figure_id, label)
-
-
-def _draw_speed_row(axes: Axes, row: int, setting: SettingResult) -> None:
-    measured = setting.measured_tok_per_s
-    if measured is not None:
-        axes.barh(row, measured.value, height=0.62, color=color(setting.role))
-        if measured.low is not None and measured.high is not None:
-            axes.plot([measured.low, measured.high], [row, row], color=color("ink"), linewidth=1.4)
-    if setting.predicted_tok_per_s is not None:
-        axes.plot(
-            setting.predicted_tok_per_s.value,
-            row,
-            marker="D",
-            markersize=5.5,
-            markerfacecolor="none",
-            markeredgecolor=color("ink"),
-            markeredgewidth=1.1,
-        )
-
-
-def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-
-
-def draw_step_time(result: WorkloadResult, figure_id: str) -> str | None:
-    """Where the time of a mean step goes, stacked, per setting.
-
-    Args:
-        result: One workload.
-        figure_id: Unique in the page.
-
-    Returns:
-        SVG, or None if no setting has a measured split.
-    """
-    settings = [
-        setting
-        for setting in result.settings
-        if setting.step_time is not None and setting.role != "variant"
-    ]
-    if not settings:
-        return None
-    with figure(PANEL_WIDTH_IN, 0.75 + 0.36 * len(settings)) as drawing:
-        axes = drawing.subplots()
-        spoken = []
-        for row, setting in enumerate(settings):
-            total_us = _stack_step(axes, row, setting)
-            spoken.append(f"{setting_label(setting)} {format_us(total_us)}")
-        _label_rows(axes, [setting_label(setting) for setting in settings])
-        axes.set_xlim(left=0)
-        axes.set_xlabel("milliseconds per step")
-        label = f"Mean time of one step on {result.workload}: {', '.join(spoken)}"
-        return inline_svg(drawing, figure_id, label)
-
-
-def _stack_step(axes: Axes, row: int, setting: SettingResult) -> float:
-    left_us = 0.0
-    for part in STEP_PARTS:
-        part_us = getattr(setting.step_time, f"{part}_us")
-        if part_us:
-            axes.barh(
-                row,
-                part_us / MICROSECONDS_PER_MS,
-                left=left_us / MICROSECONDS_PER_MS,
-                height=0.62,
-                color=color(part),
-            )
-            left_us += part_us
-    return left_us
 
 
 def draw_costs(curves: Sequence[CostCurve], figure_id: str) -> str | None:
@@ -159,7 +50,7 @@ def draw_costs(curves: Sequence[CostCurve], figure_id: str) -> str | None:
             )
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 4, 8, 10]))
         axes.set_xlabel("tokens per request")
         axes.set_ylabel("ms")
         axes.legend(frameon=False, fontsize=8, loc="best")
@@ -268,6 +159,7 @@ def draw_search(result: SearchResult, figure_id: str) -> str | None:
             [p[0] for p in baselines],
             [p[1] for p in baselines],
             s=26,
+            zorder=3,
             marker="D",
             color=color("usual"),
         )
@@ -275,7 +167,7 @@ def draw_search(result: SearchResult, figure_id: str) -> str | None:
         axes.set_ylim(best_ms - 0.08 * (top_ms - best_ms), top_ms + 0.02 * (top_ms - best_ms))
         axes.set_xlabel("trial")
         axes.set_ylabel("ms per token")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 4, 8, 10]))
         label = (
             f"Search on {result.workload}: {len(feasible)} feasible trials, best "
             f"{best_ms:.2f} ms per token"
@@ -307,7 +199,7 @@ def draw_importances(importances: Sequence[Importance], figure_id: str) -> str |
         axes = drawing.subplots()
         shares = [100 * item.share for item in importances]
         axes.barh(range(len(shares)), shares, height=0.6, color=color("best_static"))
-        _label_rows(axes, [item.param for item in importances])
+        label_rows(axes, [item.param for item in importances])
         axes.set_xlim(left=0)
         axes.set_xlabel("share of the variation between trials, %")
         spoken = ", ".join(f"{item.param} {100 * item.share:.0f} %" for item in importances)
