@@ -41,9 +41,9 @@ def size_values(best: Float32Array, sizes: IntArray, verify_price: FloatArray) -
     Returns:
         [..., S] float64: expected accepted drafts less the price.
     """
-    sums = np.cumsum(best, axis=-1, dtype=np.float64)
-    padded = np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)
-    return np.asarray(padded[..., np.minimum(sizes, padded.shape[-1]) - 1] - verify_price)
+    sums = np.zeros((*best.shape[:-1], best.shape[-1] + 1))
+    np.cumsum(best, axis=-1, out=sums[..., 1:])
+    return np.asarray(sums[..., np.minimum(sizes, sums.shape[-1]) - 1] - verify_price)
 
 
 def forecast_gain(
@@ -56,7 +56,7 @@ def forecast_gain(
     """Forecast rise of the pruned value if the first w frontier nodes are expanded.
 
     Args:
-        best: [B, J] float32, falling probabilities of the tree so far.
+        best: [B, J] float32, falling probabilities of the tree so far; J < sizes[-1].
         children: [B, W, K] float32 forecast probabilities of each frontier node's children.
         widths: [C] int64 numbers of nodes that may be expanded, ascending, at most W.
         sizes: [S] int64 verify sizes, root included, ascending.
@@ -65,16 +65,20 @@ def forecast_gain(
     Returns:
         [B, C] float64 tokens, before the price of drafting.
     """
-    now = size_values(best, sizes, verify_price).max(axis=-1)
     num_rows = len(best)
     count = int(sizes[-1]) - 1
-    gains = np.empty((num_rows, len(widths)))
-    merged, done = best, 0
+    # Negative, as in `merge_best`; list 0 is the tree as it stands, padded with zeros.
+    lists = np.zeros((num_rows, 1 + len(widths), count), np.float32)
+    np.negative(best, out=lists[:, 0, : best.shape[1]])
+    added, done = -children, 0
     for index, width in enumerate(widths.tolist()):
-        merged = merge_best(merged, children[:, done:width].reshape(num_rows, -1), count)
-        gains[:, index] = size_values(merged, sizes, verify_price).max(axis=-1) - now
+        wider = added[:, done:width].reshape(num_rows, -1)
+        joined = np.concatenate([lists[:, index], wider], axis=1)
+        joined.sort(axis=1)
+        lists[:, index + 1] = joined[:, :count]
         done = width
-    return gains
+    values = size_values(-lists, sizes, verify_price[:, None, :]).max(axis=-1)
+    return np.asarray(values[:, 1:] - values[:, :1])
 
 
 def choose_width(gains: FloatArray, draft_price: FloatArray, *, may_stop: bool) -> IntArray:

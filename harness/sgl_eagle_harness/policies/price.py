@@ -64,6 +64,21 @@ class _Scored:
     best: Float32Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prices:
+    """Prices of one step, in tokens; looked up once, asked for after every level.
+
+    Attributes:
+        batch: What they were looked up for.
+        verify: [B, S] float64, of verifying each size.
+        draft: [B, C] float64, of one more draft step at each width, its decision included.
+    """
+
+    batch: BatchContext
+    verify: FloatArray
+    draft: FloatArray
+
+
 @dataclass(frozen=True, kw_only=True)
 class PricePolicy:
     """Prunes, stops, narrows and abstains by one price of time.
@@ -179,17 +194,15 @@ class PricePolicy:
         frontier = np.full((trees.num_rows, int(self._widths[-1])), NO_NODE)
         if not len(alive):
             return frontier[:, :0]
-        if len(alive) == trees.num_rows:
-            rows: IntArray | slice = slice(None)
-        else:
-            rows = alive
-            batch = _take_rows(batch, alive)
+        rows: IntArray | slice = slice(None) if len(alive) == trees.num_rows else alive
         valid = trees.valid[rows, level]
         keys = rank_log_scores(trees.path_log_confidence[rows, level], valid)
         order = take_best(keys, int(self._widths[-1]))
         kept = np.take_along_axis(valid, order, axis=1)
         probs = np.take_along_axis(scored.probs[rows, level], order, axis=1)
-        chosen = self._choose_widths(scored.best[rows], probs, trees.depth, batch)
+        chosen = self._choose_widths(
+            scored.best[rows], probs, trees.depth, self._prices(trees, batch), rows
+        )
         kept &= np.arange(order.shape[1]) < chosen[:, None]
         frontier = frontier[:, : order.shape[1]]
         frontier[rows] = np.where(kept, order + level.start, NO_NODE)
@@ -208,7 +221,7 @@ class PricePolicy:
         if not trees.num_nodes:
             return np.empty((trees.num_rows, 0), np.int64)
         scored = self._score(trees)
-        values = size_values(scored.best, self._sizes, self._verify_price(batch))
+        values = size_values(scored.best, self._sizes, self._prices(trees, batch).verify)
         num_nodes = self._sizes[values.argmax(axis=1)] - 1
         order = take_best(rank_probs(scored.probs, trees.valid), int(num_nodes.max(initial=0)))
         kept = np.arange(order.shape[1]) < num_nodes[:, None]
@@ -237,29 +250,46 @@ class PricePolicy:
         return scored
 
     def _choose_widths(
-        self, best: Float32Array, probs: FloatArray, depth: int, batch: BatchContext
+        self,
+        best: Float32Array,
+        probs: FloatArray,
+        depth: int,
+        prices: _Prices,
+        rows: IntArray | slice,
     ) -> IntArray:
         """Numbers of frontier nodes to expand.
 
         Args:
-            best: [B, J] float32, falling probabilities of the tree so far.
-            probs: [B, W] float64 probabilities of the frontier, best path first.
+            best: [A, J] float32, falling probabilities of the trees that still grow.
+            probs: [A, W] float64 probabilities of their frontiers, best path first.
             depth: Depth of the frontier.
-            batch: B rows.
+            prices: Prices of all rows.
+            rows: Which rows still grow.
 
         Returns:
-            [B] int64, 0 stops.
+            [A] int64, 0 stops.
         """
         if not self.rules.stop and len(self._widths) == 1:
             return np.full(len(best), self._widths[0])
         children = forecast_children(self._ratios, self._edges, depth, probs).astype(np.float32)
-        gains = forecast_gain(best, children, self._widths, self._sizes, self._verify_price(batch))
-        price = self._share(batch) * self._draft_us(batch)
-        chosen = choose_width(gains, price, may_stop=self.rules.stop)
+        gains = forecast_gain(best, children, self._widths, self._sizes, prices.verify[rows])
+        chosen = choose_width(gains, prices.draft[rows], may_stop=self.rules.stop)
         return np.where(chosen < 0, 0, self._widths[chosen])
 
     def _share(self, batch: BatchContext) -> float:
         return self.price_tok_per_us / batch.batch_size
+
+    def _prices(self, trees: CandidateTrees, batch: BatchContext) -> _Prices:
+        key = (self._memo_key, "prices")
+        prices: _Prices | None = trees.prefix_memo.get(key)
+        if prices is None or prices.batch is not batch:
+            prices = _Prices(
+                batch=batch,
+                verify=self._verify_price(batch),
+                draft=self._share(batch) * self._draft_us(batch),
+            )
+            trees.prefix_memo[key] = prices
+        return prices
 
     def _verify_price(self, batch: BatchContext) -> FloatArray:
         us = self.costs.verify_us(batch.batch_size, self._sizes, batch.context_len[:, None])
@@ -353,14 +383,6 @@ class PriceSpec(Record):
             continuation=self.continuation,
             costs=cost_table,
         )
-
-
-def _take_rows(batch: BatchContext, rows: IntArray) -> BatchContext:
-    return BatchContext(
-        batch_size=batch.batch_size,
-        context_len=batch.context_len[rows],
-        num_pending=batch.num_pending[rows],
-    )
 
 
 def _check_parameters(policy: PricePolicy) -> None:
