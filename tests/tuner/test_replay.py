@@ -80,7 +80,7 @@ def test_walk_equals_an_engine_that_drafts_live(corpus, costs, live_drafter, pol
     assert run.num_accept_tokens.tolist() == [s.num_accept_tokens for _, s in expected]
     assert run.loads.num_draft_tokens.tolist() == [s.num_draft_tokens for _, s in expected]
     assert run.loads.num_pending.tolist() == [s.num_pending for _, s in expected]
-    assert run.num_uncovered == 0
+    assert not run.uncovered.any()
 
 
 def test_plain_policy_emits_one_token_a_step(corpus, costs):
@@ -88,14 +88,14 @@ def test_plain_policy_emits_one_token_a_step(corpus, costs):
     run = walk(trace, replay_positions(trace, PlainPolicy()), costs)
     assert (run.num_accept_tokens == 1).all()
     assert run.num_steps == trace.num_positions - trace.num_prompts
-    assert run.accept_length == 1.0
-    assert run.accept_rate is None
+    assert run.outcome.accept_length == 1.0
+    assert run.outcome.accept_rate is None
     np.testing.assert_allclose(run.times.total_us, costs.decode_us(1, run.loads.context_len))
 
 
 def test_totals_cover_every_completion_token_but_prefills(corpus, costs):
     trace = corpus.trace
-    totals = walk(trace, replay_positions(trace, eagle2(3, 2, 6)), costs).totals
+    totals = walk(trace, replay_positions(trace, eagle2(3, 2, 6)), costs).outcome.totals
     lengths = [len(text) - 2 for text in corpus.texts]
     assert totals.num_tokens.tolist() == [length - 1 for length in lengths]
     assert totals.prompt_ids == tuple(trace.prompt_ids)

@@ -30,11 +30,15 @@ def test_single_stream_equals_the_walk(corpus, costs, policy):
     run = walk(trace, replay_positions(trace, policy), costs)
     simulation = simulate(trace, tables(trace, policy), costs, SimulationConfig(seed=3))
     assert simulation.elapsed_us == pytest.approx(run.times.total_us.sum())
-    assert simulation.num_emitted.sum() == run.num_tokens
-    assert len(simulation.num_running) == run.num_steps
-    assert simulation.accept_length == run.accept_length
-    assert sorted(simulation.request_us) == pytest.approx(sorted(run.totals.elapsed_us))
-    assert simulation.saturated_tok_per_s == pytest.approx(run.totals.tok_per_s)
+    assert simulation.counts.emitted.sum() == run.num_accept_tokens.sum()
+    assert len(simulation.counts.running) == run.num_steps
+    assert sorted(simulation.request_us) == pytest.approx(sorted(run.outcome.totals.elapsed_us))
+    assert simulation.saturated_tok_per_s == pytest.approx(run.outcome.totals.tok_per_s)
+    ours, theirs = simulation.outcome, run.outcome
+    np.testing.assert_allclose(ours.totals.elapsed_us, theirs.totals.elapsed_us)
+    np.testing.assert_array_equal(ours.totals.num_tokens, theirs.totals.num_tokens)
+    assert ours.accept_rate == theirs.accept_rate
+    assert ours.mean_num_steps == theirs.mean_num_steps
 
 
 @dataclass
@@ -110,10 +114,11 @@ def test_equals_an_obvious_implementation(corpus, batch_costs, max_running):
         trace, POLICY, batch_costs, config, tier
     )
     assert simulation.elapsed_us == pytest.approx(clock)
-    assert len(simulation.num_running) == num_steps
+    assert len(simulation.counts.running) == num_steps
     assert simulation.switch_ct == num_switches
     assert sorted(simulation.request_us) == pytest.approx(sorted(finished))
-    assert simulation.num_emitted.sum() == simulation.request_tokens.sum()
+    assert simulation.counts.emitted.sum() == simulation.request_tokens.sum()
+    assert simulation.outcome.totals.elapsed_us.sum() == pytest.approx(clock)
 
 
 def test_same_seed_same_run_and_another_order_otherwise(corpus, batch_costs):
@@ -130,7 +135,7 @@ def test_same_seed_same_run_and_another_order_otherwise(corpus, batch_costs):
     assert runs[0].elapsed_us == runs[1].elapsed_us
     np.testing.assert_array_equal(runs[0].request_us, runs[1].request_us)
     assert runs[0].elapsed_us != runs[2].elapsed_us
-    assert runs[0].num_emitted.sum() == runs[2].num_emitted.sum()
+    assert runs[0].counts.emitted.sum() == runs[2].counts.emitted.sum()
 
 
 def test_a_size_per_request_never_costs_more_than_padding(corpus, batch_costs):
@@ -157,7 +162,7 @@ def test_a_size_per_request_never_costs_more_than_padding(corpus, batch_costs):
         for per_request in (False, True)
     )
     assert ragged.elapsed_us < padded.elapsed_us
-    np.testing.assert_array_equal(ragged.num_emitted, padded.num_emitted)
+    np.testing.assert_array_equal(ragged.counts.emitted, padded.counts.emitted)
 
 
 def test_batches_beyond_the_cost_table_are_refused(corpus, batch_costs):

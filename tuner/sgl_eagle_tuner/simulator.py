@@ -19,8 +19,9 @@ import numpy as np
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import PolicyConfigError, TraceError
-from sgl_eagle_harness.types import BoolArray, FloatArray, IntArray
-from sgl_eagle_tuner.prompt_totals import US_PER_S
+from sgl_eagle_harness.types import FloatArray, IntArray
+from sgl_eagle_tuner.outcome import Outcome, RequestCounts, summarise_steps
+from sgl_eagle_tuner.prompt_totals import US_PER_S, PromptTotals
 from sgl_eagle_tuner.replay import StepTable
 from sgl_eagle_tuner.step_time import StepLoads, StepTimes, time_steps
 from sgl_eagle_tuner.walk import FIRST_STEP_POSITION
@@ -61,36 +62,31 @@ class Simulation:
     """What the loop did in K steps for R requests.
 
     Attributes:
-        num_running: [K] int64, requests in each step.
-        num_emitted: [K] int64, tokens emitted in each step over all its requests.
+        counts: Requests, tokens and nodes of each step.
+        loads: What each step made the engine do.
         times: [K] parts of each step's time, switch costs excluded.
         elapsed_us: Whole run in microseconds, switch costs included.
         request_us: [R] float64, time from admission to the last token.
         request_tokens: [R] int64, tokens of each request, prefill's first one left out.
         switch_ct: Times that speculation was turned on or off.
-        uncovered_share: Share of speculative (request, step) pairs that the trace does not hold.
         saturated_tok_per_s: Tokens per second while no slot stood empty; None if one always did.
+        outcome: Speed and acceptance in the form that single-stream runs have.
     """
 
-    num_running: IntArray
-    num_emitted: IntArray
+    counts: RequestCounts
+    loads: StepLoads
     times: StepTimes
     elapsed_us: float
     request_us: FloatArray
     request_tokens: IntArray
     switch_ct: int
-    uncovered_share: float
     saturated_tok_per_s: float | None
+    outcome: Outcome
 
     @property
     def us_per_token(self) -> float:
         """Microseconds of the whole machine per emitted token."""
-        return self.elapsed_us / float(self.num_emitted.sum())
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens per request and target pass, bonus token included."""
-        return float(self.num_emitted.sum() / self.num_running.sum())
+        return self.elapsed_us / float(self.counts.emitted.sum())
 
     @property
     def switches_per_minute(self) -> float:
@@ -139,8 +135,9 @@ class _StepNote:
     """What one step did, requests already combined."""
 
     batch_size: int
-    num_running: int
+    requests: IntArray
     num_emitted: int
+    num_verified: int
     speculated: bool
     context_len: float
     num_pending: int
@@ -173,6 +170,8 @@ class _Loop:
         self.admitted_at = np.zeros(len(self._queue), np.int64)
         self.finished_at = np.zeros(len(self._queue), np.int64)
         self.request_tokens = self._ends[self._queue] - starts[self._queue]
+        self.request_prompt = self._queue
+        self.prompt_ids = tuple(trace.prompt_ids)
         self.log: list[_StepNote] = []
         self._admit()
 
@@ -233,7 +232,7 @@ class _Loop:
         widths = steps.widths[rows]
         return _StepNote(
             batch_size=size,
-            num_running=len(rows),
+            requests=self._request[self.live],
             num_emitted=int(emitted.sum()),
             speculated=speculated,
             context_len=float(self._trace.context_len[rows].mean()),
@@ -241,6 +240,7 @@ class _Loop:
             widths=combine(widths) if speculated else np.zeros(widths.shape[1], np.int64),
             num_decisions=int(steps.num_decisions[rows].max()) if speculated else 0,
             num_draft_tokens=int(combine(steps.num_draft_tokens[rows])) if speculated else 1,
+            num_verified=int(steps.num_draft_tokens[rows].sum()) if speculated else len(rows),
             num_uncovered=int(steps.uncovered[rows].sum()) if speculated else 0,
         )
 
@@ -256,25 +256,58 @@ def _mean_up(values: IntArray) -> IntArray:
 
 def _settle(loop: _Loop, costs: CostTable) -> Simulation:
     log = loop.log
-    speculated = np.array([note.speculated for note in log])
-    num_running = np.array([note.num_running for note in log])
-    num_emitted = np.array([note.num_emitted for note in log])
-    times = _time_log(log, speculated, costs)
-    switched = np.append(False, speculated[1:] != speculated[:-1])
+    loads = _stack_loads(log)
+    counts = RequestCounts(
+        running=np.array([len(note.requests) for note in log]),
+        emitted=np.array([note.num_emitted for note in log]),
+        verified=np.array([note.num_verified for note in log]),
+        uncovered=np.array([note.num_uncovered for note in log]),
+    )
+    times = _time_log(log, loads, costs)
+    switched = np.append(False, loads.speculated[1:] != loads.speculated[:-1])
     step_us = times.total_us + loop.switch_us * switched
     clock = np.append(0.0, np.cumsum(step_us))
-    full = num_running == loop.max_running
-    num_speculative = int(num_running[speculated].sum())
+    full = counts.running == loop.max_running
+    switch_ct = int(switched.sum())
     return Simulation(
-        num_running=num_running,
-        num_emitted=num_emitted,
+        counts=counts,
+        loads=loads,
         times=times,
         elapsed_us=float(clock[-1]),
         request_us=clock[loop.finished_at] - clock[loop.admitted_at],
         request_tokens=loop.request_tokens,
-        switch_ct=int(switched.sum()),
-        uncovered_share=sum(note.num_uncovered for note in log) / max(num_speculative, 1),
-        saturated_tok_per_s=_rate(num_emitted[full], step_us[full]),
+        switch_ct=switch_ct,
+        saturated_tok_per_s=_rate(counts.emitted[full], step_us[full]),
+        outcome=summarise_steps(
+            loads,
+            times,
+            counts,
+            totals=_prompt_totals(loop, counts, step_us),
+            switch_ct=switch_ct,
+        ),
+    )
+
+
+def _prompt_totals(loop: _Loop, counts: RequestCounts, step_us: FloatArray) -> PromptTotals:
+    """Divide each step's time evenly among its requests and add up by prompt.
+
+    Args:
+        loop: Finished loop.
+        counts: Of its steps.
+        step_us: [K] float64.
+
+    Returns:
+        Sums over all passes of each prompt.
+    """
+    num_prompts = len(loop.prompt_ids)
+    prompts = loop.request_prompt[np.concatenate([note.requests for note in loop.log])]
+    shares = np.repeat(step_us / counts.running, counts.running)
+    tokens = np.bincount(loop.request_prompt, loop.request_tokens, num_prompts)
+    return PromptTotals(
+        prompt_ids=loop.prompt_ids,
+        num_tokens=tokens.astype(np.int64),
+        num_verifies=np.bincount(prompts, minlength=num_prompts),
+        elapsed_us=np.bincount(prompts, shares, num_prompts).astype(np.float64),
     )
 
 
@@ -282,16 +315,19 @@ def _rate(num_emitted: IntArray, step_us: FloatArray) -> float | None:
     return float(num_emitted.sum() / step_us.sum() * US_PER_S) if len(step_us) else None
 
 
-def _time_log(log: list[_StepNote], speculated: BoolArray, costs: CostTable) -> StepTimes:
-    sizes = np.array([note.batch_size for note in log])
-    loads = StepLoads(
-        speculated=speculated,
+def _stack_loads(log: list[_StepNote]) -> StepLoads:
+    return StepLoads(
+        speculated=np.array([note.speculated for note in log]),
         context_len=np.array([note.context_len for note in log]),
         num_pending=np.array([note.num_pending for note in log]),
         widths=np.stack([note.widths for note in log]),
         num_decisions=np.array([note.num_decisions for note in log]),
         num_draft_tokens=np.array([note.num_draft_tokens for note in log]),
     )
+
+
+def _time_log(log: list[_StepNote], loads: StepLoads, costs: CostTable) -> StepTimes:
+    sizes = np.array([note.batch_size for note in log])
     parts = {name: np.zeros(len(log)) for name in StepTimes.__slots__}
     for size in np.unique(sizes):
         at = sizes == size

@@ -12,6 +12,7 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import TraceError
 from sgl_eagle_harness.types import BoolArray, FloatArray, IntArray
+from sgl_eagle_tuner.outcome import Outcome, RequestCounts, summarise_steps
 from sgl_eagle_tuner.prompt_totals import PromptTotals
 from sgl_eagle_tuner.replay import StepTable
 from sgl_eagle_tuner.step_time import StepLoads, StepTimes, time_steps
@@ -32,7 +33,7 @@ class Run:
         num_accept_tokens: [K] int64, tokens each step emitted.
         loads: What each step made the engine do.
         times: What that cost.
-        num_uncovered: Speculative steps whose tree the trace does not fully hold.
+        uncovered: [K] bool, the trace does not fully hold the step's tree.
         switch_ct: Times that speculation was turned on or off within a prompt.
     """
 
@@ -43,7 +44,7 @@ class Run:
     num_accept_tokens: IntArray
     loads: StepLoads
     times: StepTimes
-    num_uncovered: int
+    uncovered: BoolArray
     switch_ct: int
 
     @property
@@ -52,46 +53,28 @@ class Run:
         return len(self.rows)
 
     @property
-    def num_tokens(self) -> int:
-        """Completion tokens emitted, the first of each prompt (prefill's) left out."""
-        return int(self.num_accept_tokens.sum())
-
-    @property
-    def us_per_token(self) -> float:
-        """Microseconds per emitted token."""
-        return float(self.times.total_us.sum() / self.num_tokens)
-
-    @property
-    def uncovered_share(self) -> float:
-        """Share of steps whose tree the trace does not fully hold."""
-        return self.num_uncovered / self.num_steps
-
-    @property
-    def accept_length(self) -> float:
-        """Tokens per target pass, bonus token included."""
-        return self.num_tokens / self.num_steps
-
-    @property
-    def accept_rate(self) -> float | None:
-        """Correct drafts per proposed draft (verified node other than the root)."""
-        num_proposed = float((self.loads.num_draft_tokens - 1).sum())
-        num_correct_drafts = self.num_tokens - self.num_steps
-        return num_correct_drafts / num_proposed if num_proposed else None
-
-    @property
-    def totals(self) -> PromptTotals:
-        """Sums per prompt; a prompt whose completion is one token has no step and counts zero."""
-        count = len(self.prompt_ids)
+    def outcome(self) -> Outcome:
+        """Speed and acceptance; a prompt whose completion is one token has no step."""
+        num_prompts = len(self.prompt_ids)
 
         def total(values: IntArray | FloatArray) -> FloatArray:
-            sums = np.bincount(self.prompt_index, weights=values, minlength=count)
+            sums = np.bincount(self.prompt_index, weights=values, minlength=num_prompts)
             return sums.astype(np.float64)
 
-        return PromptTotals(
+        totals = PromptTotals(
             prompt_ids=self.prompt_ids,
             num_tokens=total(self.num_accept_tokens).astype(np.int64),
-            num_verifies=np.bincount(self.prompt_index, minlength=count),
+            num_verifies=np.bincount(self.prompt_index, minlength=num_prompts),
             elapsed_us=total(self.times.total_us),
+        )
+        counts = RequestCounts(
+            running=np.ones(self.num_steps, np.int64),
+            emitted=self.num_accept_tokens,
+            verified=self.loads.num_draft_tokens,
+            uncovered=self.uncovered.astype(np.int64),
+        )
+        return summarise_steps(
+            self.loads, self.times, counts, totals=totals, switch_ct=self.switch_ct
         )
 
 
@@ -198,6 +181,6 @@ def _finish(trace: DenseTrace, steps: StepTable, costs: CostTable, route: _Route
         num_accept_tokens=np.where(speculated, steps.num_accept_tokens[rows], 1),
         loads=loads,
         times=time_steps(loads, costs, batch_size=1),
-        num_uncovered=int((steps.uncovered[rows] & speculated).sum()),
+        uncovered=steps.uncovered[rows] & speculated,
         switch_ct=route.switch_ct,
     )

@@ -1,0 +1,94 @@
+"""Replay of stored policies on one trace and one cost table, with a memory for repeats."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from sgl_eagle_harness.cost_table import CostTable
+from sgl_eagle_harness.dense_trace import DenseTrace
+from sgl_eagle_harness.policies.policy_file import PolicySpec
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_tuner.replay import StepTable, replay_positions
+from sgl_eagle_tuner.simulator import Simulation, SimulationConfig, simulate
+from sgl_eagle_tuner.static_grid import replay_grid
+from sgl_eagle_tuner.tier_gate import batch_decision, tier_gate
+from sgl_eagle_tuner.walk import Run, walk
+
+REMEMBERED_TABLES = 64
+
+
+class ReplaySession:
+    """Replays policies on one trace; the latest step tables are kept for repeats."""
+
+    def __init__(self, trace: DenseTrace, costs: CostTable) -> None:
+        self.trace = trace
+        self.costs = costs
+        self._tables: OrderedDict[tuple[str, int], StepTable] = OrderedDict()
+
+    def steps(self, spec: PolicySpec, *, batch_size: int = 1) -> StepTable:
+        """One speculative step at every position.
+
+        Args:
+            spec: Policy to replay.
+            batch_size: Batch size that its decisions see.
+
+        Returns:
+            The table; do not change its arrays.
+        """
+        key = (spec.model_dump_json(), batch_size)
+        if key in self._tables:
+            self._tables.move_to_end(key)
+            return self._tables[key]
+        table = replay_positions(self.trace, spec.build(self.costs), batch_size=batch_size)
+        self._tables[key] = table
+        if len(self._tables) > REMEMBERED_TABLES:
+            self._tables.popitem(last=False)
+        return table
+
+    def run(self, spec: PolicySpec) -> Run:
+        """Decode all prompts one after the other.
+
+        Args:
+            spec: Policy to run.
+
+        Returns:
+            The exact single-stream run.
+        """
+        return self._walk(spec.build(self.costs), self.steps(spec))
+
+    def run_grid(self, settings: list[TreeLimits]) -> Iterator[tuple[TreeLimits, Run]]:
+        """Decode all prompts under many EAGLE-2/3 settings.
+
+        Args:
+            settings: Limits to replay.
+
+        Yields:
+            Each setting with its run.
+        """
+        for limits, steps in replay_grid(self.trace, settings):
+            yield limits, walk(self.trace, steps, self.costs)
+
+    def simulate(self, spec: PolicySpec, config: SimulationConfig) -> Simulation:
+        """Serve all prompts in a closed loop.
+
+        Args:
+            spec: Policy to run.
+            config: Load and batching.
+
+        Returns:
+            The simulation.
+        """
+        return simulate(
+            self.trace,
+            lambda batch_size: self.steps(spec, batch_size=batch_size),
+            self.costs,
+            config,
+            speculates=batch_decision(spec.build(self.costs), self.trace),
+        )
+
+    def _walk(self, policy: SpecPolicy, steps: StepTable) -> Run:
+        gate = tier_gate(policy, self.trace)
+        begin_prompt = None if gate is None else gate.begin_prompt
+        return walk(self.trace, steps, self.costs, begin_prompt=begin_prompt)
