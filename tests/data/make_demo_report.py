@@ -217,36 +217,42 @@ def _search(name: str, best_us: float, rng: random.Random) -> SearchResult:
     )
 
 
+WORDS = (" the", " a", " to", "\n", ",", " in", " is", ".", " of", " and", " numbers", " two")
+
+
 def _tree(
     workload: str, context: str, root: str, path: list[str], num_accepted: int, bonus: str
 ) -> DrawnTree:
-    # A beam around one path; siblings of small confidence and all deep ones are pruned.
+    # A beam of three expanded nodes a step, four children each; the likeliest eleven are verified.
     rng = random.Random(len(context))
-    words = [" the", " a", " to", "\n", ",", " in", " is", " \u2192", ".", " of"]
-    nodes: list[TreeNode] = []
-    parent, confidence = -1, 1.0
-    for level, token in enumerate(path):
-        child_parent = parent
-        for rank in range(4):
-            share = (0.78, 0.09, 0.05, 0.02)[rank]
-            value = confidence * share
-            state = "accepted" if rank == 0 and level < num_accepted else "rejected"
-            if value < 0.04 or (rank and level > 2):
-                state = "pruned"
-            if child_parent >= 0 and nodes[child_parent].state == "pruned":
-                state = "pruned"
-            if rank == 0:
-                parent = len(nodes)
-            nodes.append(
-                TreeNode(
-                    parent=child_parent,
-                    token_text=token if rank == 0 else rng.choice(words),
-                    path_confidence=value,
-                    accept_prob=value**1.2,
-                    state=state,
-                )
-            )
-        confidence *= 0.78
+    parents: list[int] = []
+    tokens: list[str] = []
+    confidences: list[float] = []
+    mainline: list[int] = []
+    frontier = [-1]
+    for token in path:
+        start = len(parents)
+        for parent in frontier:
+            is_main = parent == (mainline[-1] if mainline else -1)
+            first = rng.uniform(0.55, 0.92) if is_main else rng.uniform(0.3, 0.6)
+            if is_main:
+                mainline.append(len(parents))
+            for rank, share in enumerate((1.0, 0.25, 0.1, 0.04)):
+                above = confidences[parent] if parent >= 0 else 1.0
+                parents.append(parent)
+                tokens.append(token if is_main and rank == 0 else rng.choice(WORDS))
+                confidences.append(above * first * share)
+        newest = range(start, len(parents))
+        frontier = sorted(sorted(newest, key=lambda index: -confidences[index])[:3])
+        if mainline[-1] not in frontier:
+            break
+    order = sorted(range(len(parents)), key=lambda index: -confidences[index])
+    accepted = set(mainline[:num_accepted])
+    verified = set(order[:11]) | accepted
+    states = [
+        "accepted" if index in accepted else "rejected" if index in verified else "pruned"
+        for index in range(len(parents))
+    ]
     return DrawnTree(
         workload=workload,
         prompt_id=f"{workload}-031",
@@ -255,8 +261,17 @@ def _tree(
         context_text=context,
         root_text=root,
         bonus_text=bonus,
-        num_draft_tokens=1 + sum(node.state != "pruned" for node in nodes),
-        nodes=nodes,
+        num_draft_tokens=1 + len(verified),
+        nodes=[
+            TreeNode(
+                parent=parents[index],
+                token_text=tokens[index],
+                path_confidence=confidences[index],
+                accept_prob=confidences[index] ** 1.2,
+                state=states[index],
+            )
+            for index in range(len(parents))
+        ],
     )
 
 

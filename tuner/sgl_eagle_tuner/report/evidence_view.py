@@ -60,9 +60,7 @@ def calibration_table(results: Iterable[CalibrationResult]) -> Table:
             head=result.workload,
             cells=(
                 Cell(text=result.after.kind if result.after else NOT_MEASURED),
-                *_score_cells(result.before, result.after, "ece"),
-                *_score_cells(result.before, result.after, "brier"),
-                *_score_cells(result.before, result.after, "auc"),
+                *_score_cells(result),
                 Cell(
                     text=format_count(result.num_nodes),
                     small=format_things(result.num_prompts, "prompt") if result.num_prompts else "",
@@ -80,14 +78,16 @@ def calibration_table(results: Iterable[CalibrationResult]) -> Table:
     return Table(columns=columns, groups=(Group(name="", rows=rows),) if rows else ())
 
 
-def _score_cells(
-    before: ReliabilityCurve | None, after: ReliabilityCurve | None, score: str
-) -> tuple[Cell, Cell]:
-    values = [None if curve is None else getattr(curve, score) for curve in (before, after)]
-    return (
-        Cell(text=format_number(values[0], 3)),
-        Cell(text=format_number(values[1], 3), strong=values[1] is not None),
-    )
+def _score_cells(result: CalibrationResult) -> list[Cell]:
+    cells = []
+    for before, after in zip(_scores(result.before), _scores(result.after), strict=True):
+        cells.append(Cell(text=format_number(before, 3)))
+        cells.append(Cell(text=format_number(after, 3), strong=after is not None))
+    return cells
+
+
+def _scores(curve: ReliabilityCurve | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if curve is None else (curve.ece, curve.brier, curve.auc)
 
 
 def search_table(results: Iterable[SearchResult]) -> Table:

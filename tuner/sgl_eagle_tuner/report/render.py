@@ -103,7 +103,6 @@ def render_report(report: DemoReport) -> str:
         report=report,
         missing=NOT_MEASURED,
         css=Markup(css.read_text(encoding="utf-8")),
-        version=report.provenance.versions.get("sgl-eagle", ""),
         role_legend=ROLE_LEGEND,
         step_legend=STEP_LEGEND,
         search_legend=SEARCH_LEGEND,
@@ -121,6 +120,7 @@ def _sentences(report: DemoReport) -> dict[str, object]:
         study.uncovered_limit for study in report.searches if study.uncovered_limit is not None
     ]
     return {
+        "maker": f"sgl-eagle {made.versions.get('sgl-eagle', '')}".strip(),
         "subtitle": f"{made.engine} on {made.device}, {made.created:%d %B %Y}",
         "headline": overall_sentence(report.overall),
         "prediction_sentence": (f"Largest error of a prediction: {format_percent(worst)}."),

@@ -177,10 +177,13 @@ def _decision_cell(result: WorkloadResult, name: str) -> Cell:
     found = [s for s in result.settings if s.role == "variant" and s.policy.name == name]
     if tuned is None or not found:
         return Cell(text=NOT_MEASURED)
-    for field, source in (("measured_tok_per_s", "measured"), ("predicted_tok_per_s", "predicted")):
-        variant_speed, tuned_speed = getattr(found[0], field), getattr(tuned, field)
-        if variant_speed is not None and tuned_speed is not None and tuned_speed.value > 0:
-            change = variant_speed.value / tuned_speed.value - 1
+    variant = found[0]
+    for changed, whole, source in (
+        (variant.measured_tok_per_s, tuned.measured_tok_per_s, "measured"),
+        (variant.predicted_tok_per_s, tuned.predicted_tok_per_s, "predicted"),
+    ):
+        if changed is not None and whole is not None and whole.value > 0:
+            change = changed.value / whole.value - 1
             return Cell(text=format_signed_percent(change), small=source)
     return Cell(text=NOT_MEASURED)
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from sgl_eagle_tuner.report.format import format_number
 from sgl_eagle_tuner.report.trees import DrawnTree, TreeNode
 
-MAX_DRAWN_NODES = 48
+MAX_DRAWN_NODES = 36
 """Nodes drawn at most, unless more were verified; a taller drawing cannot be read at a glance."""
 
 COLUMN_PX = 128
