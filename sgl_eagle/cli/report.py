@@ -17,10 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
-    from sgl_eagle_tuner.report.data import REPORT_FILE
-
     parser.add_argument(
-        "run_dir", metavar="RUN_DIR", type=Path, help=f"folder that holds {REPORT_FILE}"
+        "run_dir", metavar="RUN_DIR", type=Path, help="folder that holds report.json"
     )
     parser.add_argument(
         "--out",
@@ -40,13 +38,14 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from sgl_eagle_tuner.report.data import REPORT_FILE, load_report, write_whole
+    from sgl_eagle_harness.atomic_file import write_text
+    from sgl_eagle_tuner.report.data import REPORT_FILE, load_report
     from sgl_eagle_tuner.report.render import render_report
 
     out: Path = args.out or args.run_dir / "report.html"
     require_writable(out, "--out")
     html = render_report(load_report(args.run_dir / REPORT_FILE))
-    write_whole(out, html)
+    write_text(out, html)
     result = {"report": str(out), "num_bytes": len(html.encode("utf-8"))}
     write_result(result, text=f"wrote {out}", output_format=args.format)
     return 0

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_tuner.report.analysis import (
     CalibrationResult,
     CorrectnessCheck,
@@ -29,7 +30,6 @@ from sgl_eagle_tuner.report.data import (
     Provenance,
     StageTime,
     save_report,
-    write_whole,
 )
 from sgl_eagle_tuner.report.render import render_report
 from sgl_eagle_tuner.report.speed import (
@@ -407,4 +407,4 @@ def make_bare_report() -> DemoReport:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     save_report(make_report(), folder / REPORT_FILE)
-    write_whole(folder / "report.html", render_report(make_report()))
+    write_text(folder / "report.html", render_report(make_report()))

@@ -7,10 +7,13 @@ import math
 from sgl_eagle_harness.calibration import Calibration, IdentityMap
 from sgl_eagle_harness.confidence import NodeSample, sample_nodes
 from sgl_eagle_harness.dense_trace import DenseTrace
-from sgl_eagle_harness.reliability import assess
+from sgl_eagle_harness.reliability import assess, reliability_bins
 from sgl_eagle_harness.types import TreeLimits
 from sgl_eagle_tuner.prompt_split import workloads_of
 from sgl_eagle_tuner.report.analysis import CalibrationResult, ReliabilityBin, ReliabilityCurve
+
+NUM_DIAGRAM_BINS = 10
+"""Bins of equal width in a reliability diagram."""
 
 
 def whole_tree(trace: DenseTrace) -> TreeLimits:
@@ -62,7 +65,12 @@ def _check_part(
 
 
 def _curve(calibration: Calibration, kind: str, sample: NodeSample) -> ReliabilityCurve:
-    scores = assess(calibration.sample_accept_probs(sample), sample.accepted)
+    probs = calibration.sample_accept_probs(sample)
+    scores = assess(probs, sample.accepted)
+    # Most nodes of a deep tree have next to no chance: bins of equal mass would crowd near zero.
+    bins = reliability_bins(
+        probs, sample.accepted, num_bins=NUM_DIAGRAM_BINS, binning="equal_width"
+    )
     return ReliabilityCurve(
         kind=kind,
         bins=tuple(
@@ -73,7 +81,7 @@ def _curve(calibration: Calibration, kind: str, sample: NodeSample) -> Reliabili
                 high=point.interval_high,
                 count=point.num_nodes,
             )
-            for point in scores.bins
+            for point in bins
         ),
         ece=scores.ece,
         brier=scores.brier,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from sgl_eagle_harness.errors import OutputError, ReportError
 from sgl_eagle_tuner.report.analysis import CorrectnessCheck, CostCurve, Marginal
 from sgl_eagle_tuner.report.base import Estimate
-from sgl_eagle_tuner.report.data import DemoReport, load_report, save_report, write_whole
+from sgl_eagle_tuner.report.data import DemoReport, load_report, save_report
 from sgl_eagle_tuner.report.speed import PolicySetting, SettingResult, WorkloadResult
 from sgl_eagle_tuner.report.trees import DrawnTree, TreeNode
 
@@ -74,20 +74,10 @@ def test_nan_is_refused(bare_report: DemoReport, tmp_path: Path) -> None:
         load_report(tmp_path / "report.json")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-
-    def refuse(_self: Path, _target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OutputError, match=r"cannot write .*report\.html: .*No space left"):
-        write_whole(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+def test_an_unwritable_place_is_named(bare_report: DemoReport, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write .*report\.json"):
+        save_report(bare_report, tmp_path / "file" / "report.json")
 
 
 def test_half_an_interval_is_refused() -> None:

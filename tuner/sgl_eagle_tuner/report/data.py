@@ -6,14 +6,13 @@ correctness) and `trees`. A number that was not measured is None and prints as "
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
-from sgl_eagle_harness.errors import OutputError, ReportError
+from sgl_eagle_harness.atomic_file import write_text
+from sgl_eagle_harness.errors import ReportError
 from sgl_eagle_tuner.report.analysis import (
     CalibrationResult,
     CorrectnessCheck,
@@ -163,25 +162,4 @@ def save_report(report: DemoReport, path: Path) -> None:
         report: The data.
         path: JSON file to make or replace.
     """
-    write_whole(path, report.model_dump_json(indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old file or the new one, never a part.
-
-    Args:
-        path: File to make or replace; missing parent folders are made.
-        text: Content, written as UTF-8.
-
-    Raises:
-        OutputError: If the folder cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error}") from error
+    write_text(path, report.model_dump_json(indent=1) + "\n")
