@@ -14,11 +14,14 @@ from sgl_eagle.reference.generate_text import TextConfig, write_text
 from sgl_eagle.reference.loading import SMOLLM2, LoadedTarget, load_target
 from sgl_eagle.reference.train import TrainConfig, train_draft
 from sgl_eagle.reference.train_data import has_text, load_text
+from sgl_eagle.reference.train_ranks import current_rank, join_ranks, leave_ranks
+from sgl_eagle.reference.train_state import CurvePoint
 
 HELP = "train an EAGLE draft head for a target, from text that the target writes itself"
 
 EPILOG = """example, on one GPU:
   sgl-eagle train --target smollm2 --kind eagle3 --out runs/head --tokens 40000000 --steps 3000
+two GPUs: torchrun --nproc-per-node 2 -m sgl_eagle.cli train ..., with --text that exists;
 the same text again for an EAGLE-1 head:
   sgl-eagle train --target smollm2 --kind eagle1 --out runs/head1 --text runs/head/text --steps 1000
 """
@@ -120,7 +123,8 @@ def run(args: argparse.Namespace) -> int:
         eval_every=args.eval_every,
         seed=args.seed,
     )
-    target = load_target(args.target, dtype=torch.bfloat16, device=_device(args.device))
+    device = join_ranks() or _device(args.device)
+    target = load_target(args.target, dtype=torch.bfloat16, device=device)
     if args.text_only or not has_text(text_folder):
         num_tokens = _generate(args, target, text_folder)
         if args.text_only:
@@ -136,6 +140,14 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         quiet=args.quiet,
     )
+    first_process = current_rank() == 0
+    leave_ranks()
+    if first_process:
+        _report(args, curve)
+    return 0
+
+
+def _report(args: argparse.Namespace, curve: list[CurvePoint]) -> None:
     last = curve[-1]
     rows = [[str(step), f"{rate:.3f}"] for step, rate in enumerate(last.step_accept_rate, start=1)]
     table = render_table(["draft step", "accept rate"], rows)
@@ -144,7 +156,6 @@ def run(args: argparse.Namespace) -> int:
         text=f"wrote {args.out}\n{table}\naccept length of a chain: {last.accept_length:.3f}",
         output_format=args.format,
     )
-    return 0
 
 
 def _device(name: str | None) -> str:

@@ -58,16 +58,17 @@ def capture_states(model: Any, tokens: Tensor, indices: tuple[int, ...]) -> Targ
     Returns:
         Features and final hidden states, in the target's dtype.
     """
-    states = model.model(tokens, use_cache=False, output_hidden_states=True).hidden_states
-    return TargetStates(torch.cat([states[index] for index in indices], dim=-1), states[-1])
+    output = model.model(tokens, use_cache=False, output_hidden_states=True)
+    captured = [output.hidden_states[index] for index in indices]
+    return TargetStates(torch.cat(captured, dim=-1), output.last_hidden_state)
 
 
 def run_chain(draft: Draft, features: Tensor, tokens: Tensor, num_steps: int) -> list[Output]:
     """Draft `num_steps` steps from every position at once, fed with the true text.
 
-    Step k at index i embeds token i + 1 + k, has position i + k, sees the step-0 entries up to i and
-    its own chain, and predicts token i + 2 + k; that is what a draft does whose first k proposals
-    were right. Indices whose tokens lie past the end of the row give values without meaning.
+    Step k at index i embeds token i + 1 + k, has position i + k, sees the step-0 entries up to i
+    and its own chain, and predicts token i + 2 + k; that is what a draft does whose first k
+    proposals were right. Indices whose tokens lie past the end of the row give values without meaning.
 
     Args:
         draft: Any draft.
@@ -96,24 +97,6 @@ def run_chain(draft: Draft, features: Tensor, tokens: Tensor, num_steps: int) ->
     return outputs
 
 
-def answer_positions(batch: TextBatch) -> tuple[Tensor, Tensor]:
-    """Where the target predicts a token of an answer.
-
-    Args:
-        batch: B rows.
-
-    Returns:
-        Rows and columns, [N] each: the target's hidden state there predicts the next column's
-        token, which belongs to the answer.
-    """
-    columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None, :]
-    inside = (columns + 1 >= batch.answer_start[:, None]) & (
-        columns + 1 < batch.answer_end[:, None]
-    )
-    rows, where = inside.nonzero(as_tuple=True)
-    return rows, where
-
-
 @torch.no_grad()
 def count_correct(draft: Draft, model: Any, batch: TextBatch, num_steps: int) -> Tensor:
     """Chains kept by a greedy target, counted over the roots of each answer.
@@ -132,8 +115,8 @@ def count_correct(draft: Draft, model: Any, batch: TextBatch, num_steps: int) ->
     indices = config.hidden_state_indices(model.config.num_hidden_layers)
     states = capture_states(model, batch.tokens, indices)
     outputs = run_chain(draft, states.features, batch.tokens, num_steps)
-    rows, where = answer_positions(batch)
-    index = where - 1  # the hidden state at `where` is predicted from the entry before it
+    rows = batch.rows
+    index = batch.columns - 1  # what the target predicts at a column, a draft does one before
     alive = torch.ones_like(rows, dtype=torch.bool)
     counts = torch.zeros(2, num_steps, dtype=torch.int64, device=rows.device)
     for step, output in enumerate(outputs):

@@ -259,7 +259,7 @@ class _Wave:
         )
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate_text(model: Any, tokenizer: Any, config: TextConfig) -> Iterator[TextRows]:
     """Generate dialogues, a wave of rows at a time.
 

@@ -53,8 +53,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
                     losses, slope = row_loss(inputs[step, rows] @ lm_head.T, target_logits)
                     sums[step] += losses.sum()
                     gradients[step, rows] = slope @ lm_head
-        scale = (step_weights / num_rows).to(gradients.dtype)
-        ctx.save_for_backward(gradients * scale[:, None, None])
+        ctx.save_for_backward(gradients * (step_weights / num_rows)[:, None, None])
         ctx.dtype = head_inputs.dtype
         means = sums / num_rows
         ctx.mark_non_differentiable(means)

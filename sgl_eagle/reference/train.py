@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 from sgl_eagle.reference.draft_chain import (
     ChainAccuracy,
-    answer_positions,
     capture_states,
     count_correct,
     run_chain,
@@ -38,6 +37,7 @@ from sgl_eagle.reference.train_data import (
     plan_batches,
     split_held_out,
 )
+from sgl_eagle.reference.train_ranks import average_gradients, current_rank, num_ranks
 from sgl_eagle.reference.train_state import CurvePoint, load_state, save_state
 from sgl_eagle_harness.errors import SglEagleError
 
@@ -51,7 +51,7 @@ class TrainConfig:
     Attributes:
         kind: "eagle3" or "eagle1".
         num_updates: Optimizer steps.
-        batch_tokens: Tokens of one update, padding included.
+        batch_tokens: Tokens of one update over all processes, padding included.
         learning_rate: Peak, reached after `warmup` updates; a cosine takes it to a twentieth.
         warmup: Updates.
         weight_decay: Of AdamW, on matrices only.
@@ -147,7 +147,8 @@ def train_draft(
         quiet: Show no progress.
 
     Returns:
-        The evaluations, the last one after the last update.
+        The evaluations, the last one after the last update; under `torchrun` the first process
+        evaluates and writes, the others return what they resumed from.
     """
     trainer = _Trainer(model, rows, config)
     curve = load_state(folder, trainer.draft, trainer.optimizer, config) if resume else []
@@ -155,12 +156,15 @@ def train_draft(
     began = time.perf_counter()
     seconds_before = curve[-1].seconds if curve else 0.0
     label = f"train {config.kind}"
-    with tqdm(total=config.num_updates, initial=first, desc=label, disable=quiet) as progress:
+    with tqdm(
+        total=config.num_updates, initial=first, desc=label, disable=quiet or current_rank() > 0
+    ) as progress:
         for update, batch in trainer.batches(first):
             losses = trainer.update(update, batch)
             progress.update()
             done = update + 1
-            if done % config.eval_every and done != config.num_updates:
+            due = done % config.eval_every == 0 or done == config.num_updates
+            if not due or current_rank() > 0:
                 continue
             accuracy = trainer.evaluate()
             point = CurvePoint(
@@ -212,13 +216,14 @@ class _Trainer:
 
     def batches(self, first: int) -> Iterator[tuple[int, TextBatch]]:
         """Numbered batches from update `first` on; each epoch has its own order."""
-        update, epoch = 0, 0
+        update, epoch, ranks = 0, 0, num_ranks()
+        share = max(1, self.config.batch_tokens // ranks)
         while update < self.config.num_updates:
             seed = self.config.seed * 1000 + epoch
-            for indices in plan_batches(
-                self.rows, batch_tokens=self.config.batch_tokens, seed=seed
-            ):
+            plan = plan_batches(self.rows, batch_tokens=share, seed=seed)
+            for start in range(0, max(1, len(plan) - ranks + 1), ranks):
                 if first <= update < self.config.num_updates:
+                    indices = plan[(start + current_rank()) % len(plan)]
                     yield update, load_batch(self.rows, indices, self.device)
                 update += 1
             epoch += 1
@@ -233,6 +238,7 @@ class _Trainer:
             else:
                 loss, means = self._feature_loss(batch, update)
         loss.backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.draft.parameters())
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -250,7 +256,7 @@ class _Trainer:
     def _distribution_loss(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         states = capture_states(self.model, batch.tokens, self.capture)
         outputs = run_chain(self.draft, states.features, batch.tokens, self.config.num_steps)
-        rows, where = answer_positions(batch)
+        rows, where = batch.rows, batch.columns
         # Step k at index i predicts what the target's state at i + 1 + k predicts.
         head_inputs = torch.stack(
             [output.head_input[rows, where - 1 - step] for step, output in enumerate(outputs)]
@@ -261,11 +267,13 @@ class _Trainer:
 
     def _feature_loss(self, batch: TextBatch, update: int) -> tuple[Tensor, Tensor]:
         states = capture_states(self.model, batch.tokens, self.capture)
-        generator = torch.Generator(self.device).manual_seed(self.config.seed * 1_000_003 + update)
+        generator = torch.Generator(self.device).manual_seed(
+            (self.config.seed * 1_000_003 + update) * num_ranks() + current_rank()
+        )
         noise = torch.rand(states.features.shape, generator=generator, device=self.device)
         features = states.features + (2 * noise - 1) * self.config.feature_noise
         output = run_chain(self.draft, features, batch.tokens, 1)[0]
-        rows, where = answer_positions(batch)
+        rows, where = batch.rows, batch.columns
         predicted, wanted = output.head_input[rows, where - 1], states.hidden[rows, where]
         regression = functional.smooth_l1_loss(predicted.float(), wanted.float())
         entropy, means = soft_cross_entropy(

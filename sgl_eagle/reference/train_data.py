@@ -20,15 +20,19 @@ MIN_ANSWER = 8  # shorter answers have no chain to learn from
 class TextBatch(NamedTuple):
     """Rows of one padded length.
 
+    The target's hidden state at (`rows`, `columns`) predicts a token of an answer.
+
     Attributes:
         tokens: [B, T] int64.
-        answer_start: [B] int64.
-        answer_end: [B] int64.
+        answer_end: [B] int64, one past the last token of each answer.
+        rows: [N] int64.
+        columns: [N] int64.
     """
 
     tokens: Tensor
-    answer_start: Tensor
     answer_end: Tensor
+    rows: Tensor
+    columns: Tensor
 
 
 def has_text(folder: Path) -> bool:
@@ -151,11 +155,19 @@ def load_batch(rows: TextRows, indices: Tensor, device: torch.device) -> TextBat
     """
     length = int(_padded(rows.answer_end[indices]).max())
     length = min(length, rows.tokens.shape[1])
-    return TextBatch(
-        tokens=rows.tokens[indices, :length].long().to(device),
-        answer_start=rows.answer_start[indices].long().to(device),
-        answer_end=rows.answer_end[indices].long().to(device),
-    )
+    tokens = rows.tokens[indices, :length].long()
+    end = rows.answer_end[indices].long()
+    predicted = torch.arange(length)[None, :] + 1
+    inside = (predicted >= rows.answer_start[indices, None]) & (predicted < end[:, None])
+    # Found on the host: asking the device for the number of positions would drain its queue.
+    where = inside.nonzero(as_tuple=True)
+    return TextBatch(*(_send(part, device) for part in (tokens, end, *where)))
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _padded(lengths: Tensor) -> Tensor:
