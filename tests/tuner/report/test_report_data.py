@@ -31,14 +31,14 @@ def test_every_field_is_documented() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"cannot read report data .*gone\.json"):
+    with pytest.raises(ReportError, match=r"cannot read .*gone\.json"):
         load_report(tmp_path / "gone.json")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, r"report\.json: schema_version: Input should be 1"),
+        ({"schema_version": 2}, r"report\.json: schema_version must be 1, got schema_version=2"),
         ({"colour": "red"}, r"report\.json: colour: Extra inputs are not permitted"),
         ({"workloads": []}, r"report\.json: workloads: .*at least 1 item"),
         ({"title": None}, r"report\.json: title: Input should be a valid string"),
@@ -56,13 +56,13 @@ def test_a_bad_field_is_named(
 def test_a_truncated_file_is_refused(bare_report: DemoReport, tmp_path: Path) -> None:
     text = bare_report.model_dump_json()
     (tmp_path / "report.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ReportError, match=r"report\.json: the file as a whole: Invalid JSON"):
+    with pytest.raises(ReportError, match=r"report\.json is not JSON"):
         load_report(tmp_path / "report.json")
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ReportError, match="cannot read report data"):
+    with pytest.raises(ReportError, match=r"report\.json is not JSON"):
         load_report(tmp_path / "report.json")
 
 

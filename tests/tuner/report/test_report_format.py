@@ -165,6 +165,16 @@ def test_plain_decoding_can_be_the_advice() -> None:
     assert recommendation_sentence(_workload("plain")).startswith("Decode plainly")
 
 
+def test_an_unmeasured_gain_is_said_once() -> None:
+    workload = _workload("tuned")
+    tuned = workload.settings[-1].model_copy(
+        update={"gain_over_plain": None, "gain_over_best_static": None}
+    )
+    bare = workload.model_copy(update={"settings": (*workload.settings[:-1], tuned)})
+    sentence = recommendation_sentence(bare)
+    assert sentence == "Run the tuned policy; its gain was not measured."
+
+
 def test_the_headline_says_when_nothing_was_measured() -> None:
     assert "not measured" in overall_sentence(OverallResult())
     known = OverallResult(gain_over_plain=Estimate(value=1.5, low=1.4, high=1.6))

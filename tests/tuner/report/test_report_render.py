@@ -167,9 +167,11 @@ def test_a_bare_report_says_what_was_not_measured(bare_html: str) -> None:
         "Trials:",
         "Exactness checks:",
         "Stage times:",
-        "Largest error of a prediction:",
+        "Decision after a draft step:",
     ):
         assert re.search(rf"{subject}\s+not measured", text), subject
+    assert "The engine ran" not in text
+    assert "What to see" not in text
     assert not re.search(r"\bNone\b|\bnan\b", text)
     assert "svg" not in {tag for tag, _ in page.tags}
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
+
+from sgl_eagle_harness.records import Record
 
 
-class ReportModel(BaseModel):
+class ReportModel(Record):
     """Strict and frozen: an unknown field, NaN or infinity in a report file is an error."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Estimate(ReportModel):

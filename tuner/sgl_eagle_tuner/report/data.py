@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.errors import ReportError
+from sgl_eagle_harness.records import load_record
 from sgl_eagle_tuner.report.analysis import (
     CalibrationResult,
     CorrectnessCheck,
@@ -22,6 +23,9 @@ from sgl_eagle_tuner.report.analysis import (
 from sgl_eagle_tuner.report.base import ReportModel
 from sgl_eagle_tuner.report.speed import OverallResult, WorkloadResult
 from sgl_eagle_tuner.report.trees import DrawnTree
+
+SCHEMA_VERSION = 1
+"""Layout of a report's JSON file."""
 
 REPORT_FILE = "report.json"
 """Name of the numbers' file in a run's folder."""
@@ -141,18 +145,10 @@ def load_report(path: Path) -> DemoReport:
         The checked data.
 
     Raises:
-        ReportError: If the file cannot be read, or a field is missing, unknown or out of range.
+        ReportError: If the file cannot be read, has another version, or a field is missing, unknown
+            or out of range.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"cannot read report data {path}: {error}") from error
-    try:
-        return DemoReport.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file as a whole"
-        raise ReportError(f"{path}: {field}: {first['msg']}") from error
+    return load_record(path, DemoReport, ReportError, schema_version=SCHEMA_VERSION)
 
 
 def save_report(report: DemoReport, path: Path) -> None:

@@ -125,8 +125,8 @@ def _sentences(report: DemoReport) -> dict[str, object]:
         "headline": overall_sentence(report.overall),
         "prediction_sentence": (f"Largest error of a prediction: {format_percent(worst)}."),
         "decide_sentence": (
-            f"A decision after a draft step takes {format_us(costs.decide_us if costs else None)}, "
-            "choosing the nodes to verify "
+            f"Decision after a draft step: {format_us(costs.decide_us if costs else None)}; "
+            "choosing the nodes to verify: "
             f"{format_us(costs.verify_select_us if costs else None)}."
         ),
         "uncovered_sentence": (

@@ -143,6 +143,8 @@ def recommendation_sentence(result: WorkloadResult) -> str:
     article = {"tuned": "the tuned policy", "best_static": "the best static setting"}.get(
         setting.role, "the usual EAGLE-3 setting"
     )
+    if setting.gain_over_plain is None and setting.gain_over_best_static is None:
+        return f"Run {article}; its gain was {NOT_MEASURED}."
     gains = [gain_phrase(setting.gain_over_plain, "plain decoding")]
     if setting.role != "best_static" and result.setting("best_static") is not None:
         gain = setting.gain_over_best_static
