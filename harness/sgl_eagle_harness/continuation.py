@@ -116,7 +116,8 @@ def fit_continuation(
         counts = _sum_cells(bins[at], sample.ranks[at], np.ones(at.sum()), shape)
         overall = children.sum(axis=0) / np.maximum(mass.sum(axis=0), np.finfo(float).tiny)
         mean_mass = mass / np.maximum(counts, 1)
-        prior = PRIOR_NODES * np.where(counts > 0, mean_mass, 1.0)
+        # A bin whose parents were all mapped to 0 is as good as empty.
+        prior = PRIOR_NODES * np.where(mass > 0, mean_mass, 1.0)
         ratio = np.clip((children + prior * overall) / (mass + prior), 0.0, 1.0)
         depths.append(tuple(tuple(row) for row in ratio.tolist()))
     return ContinuationModel(prob_edges=PROB_EDGES, ratios=tuple(depths))
