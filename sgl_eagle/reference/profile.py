@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sgl_eagle.reference.decision_time import with_decision_times
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.sampling import GREEDY
 from sgl_eagle.reference.target import KvCache
@@ -101,15 +102,12 @@ def cost_setup(pair: Pair) -> CostSetup:
     )
 
 
-def measure_costs(
-    pair: Pair, config: ProfileConfig, *, decide_us: float, on_cell: Callable[[], None]
-) -> CostTable:
+def measure_costs(pair: Pair, config: ProfileConfig, *, on_cell: Callable[[], None]) -> CostTable:
     """Measure all grid cells in random order, so that a slow moment does not bend one curve.
 
     Args:
         pair: Target and draft.
         config: The grid.
-        decide_us: Time of one policy decision (`sgl_eagle.reference.decision_time`).
         on_cell: Called after every measured cell of every round.
 
     Returns:
@@ -149,9 +147,8 @@ def measure_costs(
         )
         for kind, axis in axes.items()
     }
-    return CostTable(
-        setup=cost_setup(pair), decide_us=decide_us, verify_select_us=decide_us, **grids
-    )
+    passes = CostTable(setup=cost_setup(pair), decide_us=0.0, verify_select_us=0.0, **grids)
+    return with_decision_times(passes)
 
 
 def _cells(pair: Pair, config: ProfileConfig, column: int, context: int) -> Iterator[_Cell]:
