@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+from sgl_eagle_harness.trace_schema import SourceFile
+from sgl_eagle_harness.trace_store import list_shards
 
 PACKAGES = ("sgl-eagle", "numpy", "scipy", "optuna", "pyarrow", "torch", "transformers", "sglang")
 GIT_TIMEOUT_S = 5
@@ -63,6 +67,21 @@ def collect_provenance(*, seed: int, argv: Sequence[str] | None = None) -> RunPr
         if hasattr(os, "sched_getaffinity")
         else (os.cpu_count() or 1),
         gpu=_gpu_model(),
+    )
+
+
+def describe_files(paths: Iterable[Path]) -> tuple[SourceFile, ...]:
+    """Names and digests of trace shards.
+
+    Args:
+        paths: Shards, or folders of shards.
+
+    Returns:
+        One record a shard.
+    """
+    return tuple(
+        SourceFile(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in list_shards(paths)
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.policies.policy_file import PolicySpec
-from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_tuner.outcome import Outcome
 from sgl_eagle_tuner.replay import StepTable, replay_positions
 from sgl_eagle_tuner.simulator import Simulation, SimulationConfig, simulate
 from sgl_eagle_tuner.static_grid import replay_grid
@@ -20,11 +21,21 @@ REMEMBERED_TABLES = 64
 
 
 class ReplaySession:
-    """Replays policies on one trace; the latest step tables are kept for repeats."""
+    """Replays policies on one trace under one load; the latest step tables are kept for repeats."""
 
-    def __init__(self, trace: DenseTrace, costs: CostTable) -> None:
+    def __init__(
+        self, trace: DenseTrace, costs: CostTable, load: SimulationConfig | None = None
+    ) -> None:
+        """Join a trace, costs and a load.
+
+        Args:
+            trace: Prompts to decode.
+            costs: Measured costs.
+            load: Requests that decode together; None is one at a time, in the trace's order.
+        """
         self.trace = trace
         self.costs = costs
+        self.load = load
         self._tables: OrderedDict[tuple[str, int], StepTable] = OrderedDict()
 
     def steps(self, spec: PolicySpec, *, batch_size: int = 1) -> StepTable:
@@ -48,7 +59,7 @@ class ReplaySession:
         return table
 
     def run(self, spec: PolicySpec) -> Run:
-        """Decode all prompts one after the other.
+        """Decode all prompts one after the other, whatever the load.
 
         Args:
             spec: Policy to run.
@@ -56,26 +67,16 @@ class ReplaySession:
         Returns:
             The exact single-stream run.
         """
-        return self._walk(spec.build(self.costs), self.steps(spec))
+        gate = tier_gate(spec.build(self.costs), self.trace)
+        begin_prompt = None if gate is None else gate.begin_prompt
+        return walk(self.trace, self.steps(spec), self.costs, begin_prompt=begin_prompt)
 
-    def run_grid(self, settings: list[TreeLimits]) -> Iterator[tuple[TreeLimits, Run]]:
-        """Decode all prompts under many EAGLE-2/3 settings.
-
-        Args:
-            settings: Limits to replay.
-
-        Yields:
-            Each setting with its run.
-        """
-        for limits, steps in replay_grid(self.trace, settings):
-            yield limits, walk(self.trace, steps, self.costs)
-
-    def simulate(self, spec: PolicySpec, config: SimulationConfig) -> Simulation:
+    def simulate(self, spec: PolicySpec, load: SimulationConfig) -> Simulation:
         """Serve all prompts in a closed loop.
 
         Args:
             spec: Policy to run.
-            config: Load and batching.
+            load: Load and batching.
 
         Returns:
             The simulation.
@@ -84,11 +85,40 @@ class ReplaySession:
             self.trace,
             lambda batch_size: self.steps(spec, batch_size=batch_size),
             self.costs,
-            config,
+            load,
             speculates=batch_decision(spec.build(self.costs), self.trace),
         )
 
-    def _walk(self, policy: SpecPolicy, steps: StepTable) -> Run:
-        gate = tier_gate(policy, self.trace)
-        begin_prompt = None if gate is None else gate.begin_prompt
-        return walk(self.trace, steps, self.costs, begin_prompt=begin_prompt)
+    def outcome(self, spec: PolicySpec) -> Outcome:
+        """Speed and acceptance under the session's load.
+
+        Args:
+            spec: Policy to run.
+
+        Returns:
+            The outcome.
+        """
+        return (
+            self.run(spec).outcome if self.load is None else self.simulate(spec, self.load).outcome
+        )
+
+    def grid_outcomes(self, settings: list[TreeLimits]) -> Iterator[tuple[TreeLimits, Outcome]]:
+        """The same for many EAGLE-2/3 settings.
+
+        Args:
+            settings: Limits to replay.
+
+        Yields:
+            Each setting with its outcome.
+        """
+        for limits, steps in replay_grid(self.trace, settings):
+            if self.load is None:
+                yield limits, walk(self.trace, steps, self.costs).outcome
+            else:
+                # These policies decide the same at every batch size.
+                table: Callable[[int], StepTable] = partial(_same_table, steps)
+                yield limits, simulate(self.trace, table, self.costs, self.load).outcome
+
+
+def _same_table(steps: StepTable, _batch_size: int) -> StepTable:
+    return steps

@@ -71,7 +71,7 @@ def bootstrap_tok_per_s(
         lambda index: (
             totals.num_tokens[index].sum(-1) / totals.elapsed_us[index].sum(-1) * US_PER_S
         ),
-        len(totals.prompt_ids),
+        totals,
         seed,
         num_resamples,
     )
@@ -105,7 +105,7 @@ def bootstrap_speedup(
         theirs = baseline.num_tokens[index].sum(-1) / baseline.elapsed_us[index].sum(-1)
         return np.asarray(ours / theirs, np.float64)
 
-    return _bootstrap(ratio, len(candidate.prompt_ids), seed, num_resamples)
+    return _bootstrap(ratio, candidate, seed, num_resamples)
 
 
 def compare_prediction(predicted: PromptTotals, measured: PromptTotals) -> PredictionError:
@@ -157,10 +157,15 @@ def _require_same_prompts(first: PromptTotals, second: PromptTotals) -> None:
 
 
 def _bootstrap(
-    statistic: Callable[[IntArray], FloatArray], num_prompts: int, seed: int, num_resamples: int
+    statistic: Callable[[IntArray], FloatArray],
+    totals: PromptTotals,
+    seed: int,
+    num_resamples: int,
 ) -> Interval:
-    everything = np.arange(num_prompts)
-    samples = np.random.default_rng(seed).integers(num_prompts, size=(num_resamples, num_prompts))
+    # A completion of one token has no decode step, and a sample of such alone would have no speed.
+    prompts = np.flatnonzero(totals.num_tokens)
+    rng = np.random.default_rng(seed)
+    samples = rng.choice(prompts, size=(num_resamples, len(prompts)))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(statistic(samples), [tail, 1 - tail])
-    return Interval(value=float(statistic(everything)), low=float(low), high=float(high))
+    return Interval(value=float(statistic(prompts)), low=float(low), high=float(high))

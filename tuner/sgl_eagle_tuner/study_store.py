@@ -1,0 +1,140 @@
+"""Where trials are kept, under a name that no other inputs can have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+
+import optuna
+from sqlalchemy.exc import SQLAlchemyError
+
+from sgl_eagle_harness.dense_trace import DenseTrace
+from sgl_eagle_harness.errors import PolicyConfigError
+from sgl_eagle_tuner.search_space import SearchSpace
+from sgl_eagle_tuner.session import ReplaySession
+
+logger = logging.getLogger(__name__)
+
+STARTUP_TRIALS = 30
+"""Random trials before the sampler's model takes over, enqueued ones included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """How to search.
+
+    Attributes:
+        num_trials: Settings to try per workload, baselines included.
+        seed: Of the sampler. A search is repeatable with one worker only.
+        uncovered_limit: Share of steps whose tree the trace does not fully hold above which a
+            setting is infeasible: its replay would understate what the engine drafts.
+        num_finalists: Trials to rescore on held-out prompts.
+        storage: Optuna storage URL for resuming, or for many workers; None keeps all in memory.
+    """
+
+    num_trials: int = 200
+    seed: int = 0
+    uncovered_limit: float = 0.02
+    num_finalists: int = 3
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_trials", "num_finalists"):
+            if getattr(self, name) < 1:
+                raise PolicyConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.uncovered_limit < 1:
+            raise PolicyConfigError(
+                f"uncovered_limit must be in [0, 1), got {self.uncovered_limit}"
+            )
+
+
+def study_name(
+    workload: str,
+    space: SearchSpace,
+    session: ReplaySession,
+    config: StudyConfig,
+    *,
+    cost_sha256: str,
+) -> str:
+    """Name a study after everything its trials depend on, so that none is resumed by mistake.
+
+    Args:
+        workload: Its name.
+        space: Search space.
+        session: Tuning prompts and load.
+        config: How to search; the seed and the limit count.
+        cost_sha256: Digest of the cost table.
+
+    Returns:
+        "<workload>-<12 hexadecimal digits>".
+    """
+    load = None if session.load is None else asdict(session.load)
+    inputs = {
+        "space": asdict(space),
+        "trace": trace_digest(session.trace),
+        "costs": cost_sha256,
+        "load": load,
+        "seed": config.seed,
+        "uncovered_limit": config.uncovered_limit,
+    }
+    text = json.dumps(inputs, sort_keys=True)
+    return f"{workload}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def trace_digest(trace: DenseTrace) -> str:
+    """Digest of everything in a trace that replay reads.
+
+    Args:
+        trace: Dense trace.
+
+    Returns:
+        Hexadecimal sha256.
+    """
+    digest = hashlib.sha256("\0".join(trace.prompt_ids).encode())
+    for array in (trace.tokens, trace.parents, trace.step_log_probs, trace.next_token):
+        digest.update(str(array.shape).encode())
+        digest.update(array.tobytes())
+    digest.update(trace.context_len.tobytes())
+    return digest.hexdigest()
+
+
+def open_study(name: str, workload: str, config: StudyConfig) -> optuna.Study:
+    """Create a study, or resume the one of exactly the same inputs.
+
+    Args:
+        name: From `study_name`.
+        workload: Its first part.
+        config: Storage and seed.
+
+    Returns:
+        The study.
+
+    Raises:
+        PolicyConfigError: If the storage cannot be used.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=config.seed, n_startup_trials=STARTUP_TRIALS)
+    try:
+        if config.storage is not None:
+            known = optuna.get_all_study_names(config.storage)
+            earlier = [other for other in known if other.rpartition("-")[0] == workload]
+            if name in known:
+                logger.info("resuming study %s", name)
+            elif earlier:
+                logger.warning(
+                    "search space, traces, costs or seed of %s have changed: starting study %s; "
+                    "%s stays in the storage unused",
+                    workload,
+                    name,
+                    ", ".join(earlier),
+                )
+        return optuna.create_study(
+            study_name=name, storage=config.storage, sampler=sampler, load_if_exists=True
+        )
+    except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise PolicyConfigError(
+            f"--storage {config.storage!r} cannot be used: {first_line}"
+        ) from error
