@@ -83,6 +83,7 @@ class StepComparison:
         num_equal: Steps that accepted as many tokens in replay.
         num_same_size: Steps that verified as many tokens in replay.
         num_off_text: Steps left out, since the engine's text had left the recorded one at a tie.
+        num_uncovered: Steps left out, since the trace does not hold all of their tree.
     """
 
     num_prompts: int
@@ -90,6 +91,7 @@ class StepComparison:
     num_equal: int
     num_same_size: int
     num_off_text: int
+    num_uncovered: int
 
 
 def compare_steps(trace: DenseTrace, table: StepTable, measured: Measured) -> StepComparison:
@@ -105,7 +107,7 @@ def compare_steps(trace: DenseTrace, table: StepTable, measured: Measured) -> St
     """
     rows = dict(zip(trace.prompt_ids, trace.prompt_starts[:-1].tolist(), strict=True))
     ends = dict(zip(trace.prompt_ids, trace.prompt_starts[1:].tolist(), strict=True))
-    counts = np.zeros(4, np.int64)
+    counts = np.zeros(5, np.int64)
     num_prompts = 0
     for prompt, run in zip(measured.prompts, measured.generations, strict=True):
         start = rows[prompt.id]
@@ -119,18 +121,22 @@ def compare_steps(trace: DenseTrace, table: StepTable, measured: Measured) -> St
                 counts[3] += 1
                 continue
             row = start + step.position
+            if table.uncovered[row]:
+                counts[4] += 1
+                continue
             compared += 1
             counts[1] += table.num_accept_tokens[row] == step.num_accept_tokens
             counts[2] += table.num_draft_tokens[row] == step.num_draft_tokens
         counts[0] += compared
         num_prompts += compared > 0
-    num_steps, num_equal, num_same_size, num_off_text = counts.tolist()
+    num_steps, num_equal, num_same_size, num_off_text, num_uncovered = counts.tolist()
     return StepComparison(
         num_prompts=num_prompts,
         num_steps=num_steps,
         num_equal=num_equal,
         num_same_size=num_same_size,
         num_off_text=num_off_text,
+        num_uncovered=num_uncovered,
     )
 
 
