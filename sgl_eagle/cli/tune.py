@@ -17,9 +17,6 @@ if typing.TYPE_CHECKING:
 
 HELP = "search tree depth, width, sizes and price per workload on dense traces"
 
-TRIALS, SEED, UNCOVERED_LIMIT = 200, 0, 0.02
-"""Defaults of `StudyConfig`, which imports Optuna; a test holds them to it."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `sgl-eagle tune`.
@@ -27,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    from sgl_eagle_tuner.study_config import StudyConfig
+
     parser.add_argument(
         "traces", metavar="TRACES", type=Path, nargs="+", help="dense shards, or folders of them"
     )
@@ -42,11 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         type=positive_int,
-        default=TRIALS,
+        default=StudyConfig.num_trials,
         help="settings to try per workload, baselines included (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=SEED, help="of split, sampler, bootstrap (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=StudyConfig.seed,
+        help="of split, sampler, bootstrap (default: %(default)s)",
     )
     parser.add_argument("--workload", help="tune this workload only")
     parser.add_argument(
@@ -66,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--uncovered-limit",
         metavar="SHARE",
         type=float,
-        default=UNCOVERED_LIMIT,
+        default=StudyConfig.uncovered_limit,
         help="refuse settings whose trees the trace lacks in more than this share of steps "
         "(default: %(default)s)",
     )
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle_harness.policies.policy_file import save_policy_file
     from sgl_eagle_tuner.prompt_split import workloads_of
     from sgl_eagle_tuner.simulator import SimulationConfig
-    from sgl_eagle_tuner.study_store import StudyConfig
+    from sgl_eagle_tuner.study_config import StudyConfig
     from sgl_eagle_tuner.tune import tune
     from sgl_eagle_tuner.tune_result import save_tune_result
 
@@ -115,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     num_trials = args.trials * len(workloads_of(inputs.tuning))
     bar = progress(range(num_trials), description="tune", unit="trials", quiet=args.quiet)
     output = tune(inputs, config, load=load, on_trial=lambda _workload: next(bar, None))
+    for _ in bar:  # so that the bar says it is done
+        pass
     save_policy_file(args.out, output.policy)
     if args.result is not None:
         save_tune_result(args.result, output.result)

@@ -18,6 +18,7 @@ from sgl_eagle_harness.trace_store import read_dense_trace, write_dense_shard
 from sgl_eagle_harness.types import BoolArray, Children, IntArray
 
 VOCAB_SIZE = 12
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -126,7 +127,7 @@ def make_header(beams: tuple[int, ...], num_steps: int, temperature: float) -> T
         prompts=PromptSource(kind="text", files=()),
         forced_continuation=False,
         censored=False,
-        created=datetime(2026, 1, 1, tzinfo=UTC),
+        created=CREATED,
     )
 
 
@@ -164,7 +165,7 @@ class Corpus:
     texts: list[list[int]]
 
 
-def record_corpus(
+def record_corpus(  # noqa: PLR0913 (a table of settings, all with defaults)
     folder: Path,
     *,
     workloads: tuple[str, ...] = ("chat", "code"),
@@ -174,6 +175,7 @@ def record_corpus(
     num_steps: int = 4,
     temperature: float = 0.0,
     seed: int = 0,
+    first_prompt: int = 0,
 ) -> Corpus:
     # One shard a workload; each workload's draft is blurred differently.
     rng = np.random.default_rng(seed)
@@ -182,7 +184,7 @@ def record_corpus(
     for blur, workload in enumerate(workloads):
         language = Language(rng, sharpness=3.0, draft_noise=0.5 + 1.5 * blur)
         prompts = []
-        for number in range(num_prompts):
+        for number in range(first_prompt, first_prompt + num_prompts):
             text = language.sample(rng, int(rng.integers(length // 2, length + 1)))
             name = f"{workload}-{number}"
             prompts.append(record_prompt(language, text, header, name, workload))
@@ -293,3 +295,8 @@ def cost_maker() -> Callable[..., CostTable]:
 @pytest.fixture(scope="session")
 def live_drafter() -> Callable[[Language, tuple[int, int]], LiveDrafter]:
     return LiveDrafter
+
+
+@pytest.fixture(scope="session")
+def created() -> datetime:
+    return CREATED

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from sgl_eagle_harness.types import FloatArray, IntArray
 
@@ -39,3 +42,20 @@ class PromptTotals:
     def accept_length(self) -> float:
         """Completion tokens per target pass, bonus token included."""
         return float(self.num_tokens.sum() / self.num_verifies.sum())
+
+
+def join_totals(parts: Sequence[PromptTotals]) -> PromptTotals:
+    """Put the prompts of several runs after one another.
+
+    Args:
+        parts: At least one.
+
+    Returns:
+        All prompts.
+    """
+    return PromptTotals(
+        prompt_ids=tuple(name for part in parts for name in part.prompt_ids),
+        num_tokens=np.concatenate([part.num_tokens for part in parts]),
+        num_verifies=np.concatenate([part.num_verifies for part in parts]),
+        elapsed_us=np.concatenate([part.elapsed_us for part in parts]),
+    )

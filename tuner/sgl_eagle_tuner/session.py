@@ -8,7 +8,8 @@ from functools import partial
 
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
-from sgl_eagle_harness.policies.policy_file import PolicySpec
+from sgl_eagle_harness.errors import CostTableError
+from sgl_eagle_harness.policies.registry import PolicySpec
 from sgl_eagle_harness.types import TreeLimits
 from sgl_eagle_tuner.outcome import Outcome
 from sgl_eagle_tuner.replay import StepTable, replay_positions
@@ -32,7 +33,18 @@ class ReplaySession:
             trace: Prompts to decode.
             costs: Measured costs.
             load: Requests that decode together; None is one at a time, in the trace's order.
+
+        Raises:
+            CostTableError: If the costs are those of other models than the trace's.
         """
+        for name in ("target", "draft"):
+            recorded, measured = getattr(trace.header, name), getattr(costs.setup, name)
+            if recorded.sha256 != measured.sha256:
+                raise CostTableError(
+                    f"the cost table was measured with the {name} {measured.name} "
+                    f"({measured.sha256[:12]}), but the trace was recorded with {recorded.name} "
+                    f"({recorded.sha256[:12]})"
+                )
         self.trace = trace
         self.costs = costs
         self.load = load

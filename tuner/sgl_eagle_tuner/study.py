@@ -16,7 +16,8 @@ from sgl_eagle_tuner.report.analysis import SearchResult, Trial
 from sgl_eagle_tuner.search_space import PointBuilder, PricePoint, SearchSpace
 from sgl_eagle_tuner.sensitivity import marginal_curves, rank_importances
 from sgl_eagle_tuner.session import ReplaySession
-from sgl_eagle_tuner.study_store import StudyConfig, open_study, study_name
+from sgl_eagle_tuner.study_config import StudyConfig
+from sgl_eagle_tuner.study_store import open_study, study_name
 
 BASELINE_KEY = "baseline"
 UNCOVERED_KEY = "uncovered_share"
@@ -54,7 +55,7 @@ def run_study(
         session: Its tuning prompts under the load to tune for.
         config: How to search.
         cost_sha256: Digest of the cost table, which becomes part of the study's name.
-        on_trial: Called after every trial.
+        on_trial: Called once for every trial, baselines and resumed ones included.
 
     Returns:
         Baselines, finalists and all trials.
@@ -86,6 +87,8 @@ def run_study(
     states = [trial.state for trial in study.get_trials(deepcopy=False)]
     num_finished = sum(state.is_finished() for state in states)
     num_waiting = states.count(TrialState.WAITING)
+    for _ in range(num_finished):
+        on_trial()
     study.optimize(
         objective,
         n_trials=max(config.num_trials - num_finished, num_waiting),

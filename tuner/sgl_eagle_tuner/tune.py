@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from sgl_eagle_harness.cost_file import CostFile
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import TraceError
@@ -14,13 +12,13 @@ from sgl_eagle_harness.policies.policy_file import PolicyFile, PolicyProvenance
 from sgl_eagle_harness.policies.registry import PolicySpec
 from sgl_eagle_harness.trace_schema import SourceFile
 from sgl_eagle_tuner.prompt_split import split_prompts, workloads_of
-from sgl_eagle_tuner.prompt_totals import PromptTotals
+from sgl_eagle_tuner.prompt_totals import PromptTotals, join_totals
 from sgl_eagle_tuner.provenance import RunProvenance
 from sgl_eagle_tuner.rescore import estimate, rescore_workload
 from sgl_eagle_tuner.session import ReplaySession
 from sgl_eagle_tuner.simulator import SimulationConfig
 from sgl_eagle_tuner.study import run_study
-from sgl_eagle_tuner.study_store import StudyConfig
+from sgl_eagle_tuner.study_config import StudyConfig
 from sgl_eagle_tuner.tune_result import TuneResult, WorkloadTuning
 from sgl_eagle_tuner.validation import bootstrap_speedup
 
@@ -69,7 +67,7 @@ def tune(
     config: StudyConfig,
     *,
     load: SimulationConfig | None = None,
-    on_trial: Callable[[str], None] = lambda _workload: None,
+    on_trial: Callable[[str], object] = lambda _workload: None,
 ) -> TuneOutput:
     """Tune every workload of a trace.
 
@@ -77,7 +75,7 @@ def tune(
         inputs: Traces, costs, provenance.
         config: How to search.
         load: Requests that decode together; None is one at a time.
-        on_trial: Called with the workload after every trial.
+        on_trial: Called with the workload, once for every trial.
 
     Returns:
         Result and policy file.
@@ -101,15 +99,17 @@ def tune(
         recommended.append(rescored.recommended)
         plain.append(rescored.plain)
         best_static.append(rescored.best_static)
-    everywhere = _join(recommended)
+    everywhere = join_totals(recommended)
     default = _default_workload(found, ReplaySession(inputs.tuning, costs, load))
     result = TuneResult(
         batch_size=1 if load is None else load.max_running,
         uncovered_limit=config.uncovered_limit,
         workloads=tuple(found),
-        gain_over_plain=estimate(bootstrap_speedup(everywhere, _join(plain), seed=config.seed)),
+        gain_over_plain=estimate(
+            bootstrap_speedup(everywhere, join_totals(plain), seed=config.seed)
+        ),
         gain_over_best_static=estimate(
-            bootstrap_speedup(everywhere, _join(best_static), seed=config.seed)
+            bootstrap_speedup(everywhere, join_totals(best_static), seed=config.seed)
         ),
         default_workload=default,
         trace_sha256=tuple(file.sha256 for file in inputs.trace_files),
@@ -144,15 +144,6 @@ def split_inputs(
             f"{shared[0]!r}"
         )
     return trace, held_out
-
-
-def _join(parts: Sequence[PromptTotals]) -> PromptTotals:
-    return PromptTotals(
-        prompt_ids=tuple(name for part in parts for name in part.prompt_ids),
-        num_tokens=np.concatenate([part.num_tokens for part in parts]),
-        num_verifies=np.concatenate([part.num_verifies for part in parts]),
-        elapsed_us=np.concatenate([part.elapsed_us for part in parts]),
-    )
 
 
 def _default_workload(found: Sequence[WorkloadTuning], everything: ReplaySession) -> str:
