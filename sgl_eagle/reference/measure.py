@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from sgl_eagle.reference.decode import Engine, Generation, StepRecord
 from sgl_eagle.reference.sampling import GREEDY, Sampling
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_tuner.prompt_totals import PromptTotals
+
+Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +62,14 @@ class Measured:
 def measure_policies(
     engine: Engine,
     prompts: Sequence[EncodedPrompt],
-    policies: Mapping[str, Callable[[EncodedPrompt], SpecPolicy]],
+    policies: Mapping[Name, SpecPolicy],
     *,
     max_new_tokens: int,
     stop_tokens: frozenset[int],
     on_run: Callable[[], None],
     sampling: Sampling = GREEDY,
     num_repeats: int = 1,
-) -> dict[str, Measured]:
+) -> dict[Name, Measured]:
     """Decode every prompt with every policy, prompt by prompt, in an order that rotates.
 
     A slow minute of the machine then slows all policies, not one. The first prompt is decoded once
@@ -75,7 +78,7 @@ def measure_policies(
     Args:
         engine: Target and draft.
         prompts: At least one.
-        policies: Name to the policy for a prompt, so that it may depend on the workload.
+        policies: Name to policy.
         max_new_tokens: Completion length at most.
         stop_tokens: Ids that end a completion.
         on_run: Called after each of the `len(prompts) * len(policies) * num_repeats` runs.
@@ -86,10 +89,10 @@ def measure_policies(
         Name to what was measured.
     """
 
-    def run(name: str, prompt: EncodedPrompt, length: int) -> Generation:
+    def run(name: Name, prompt: EncodedPrompt, length: int) -> Generation:
         return engine.generate(
             list(prompt.tokens),
-            policies[name](prompt),
+            policies[name],
             max_new_tokens=length,
             stop_tokens=stop_tokens,
             sampling=sampling,
@@ -98,9 +101,9 @@ def measure_policies(
     names = list(policies)
     for name in names:
         run(name, prompts[0], min(max_new_tokens, 16))
-    runs: dict[str, list[Generation]] = {name: [] for name in names}
+    runs: dict[Name, list[Generation]] = {name: [] for name in names}
     for index, prompt in enumerate(prompts):
-        repeats: dict[str, list[Generation]] = {name: [] for name in names}
+        repeats: dict[Name, list[Generation]] = {name: [] for name in names}
         for repeat in range(num_repeats):
             shift = (index + repeat) % len(names)
             for name in names[shift:] + names[:shift]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from sgl_eagle.reference.comparison import (
@@ -24,7 +23,6 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainSpec
-from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.registry import PolicySpec
 from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticSpec, chain_paths
 from sgl_eagle_harness.trace_schema import PromptSource
@@ -116,7 +114,7 @@ def validate_pair(
     measured = measure_policies(
         Engine(pair.target, pair.draft),
         encoded,
-        {name: partial(_for_every_prompt, policy) for name, policy in built.items()},
+        built,
         max_new_tokens=config.max_new_tokens,
         stop_tokens=pair.stop_tokens,
         on_run=lambda: advance(1),
@@ -181,10 +179,6 @@ def price_spec(trace: DenseTrace, costs: CostTable) -> PolicySpec:
 
     plain = 1 / session.outcome(PlainSpec()).us_per_token
     return builder.build(point, solve_price(throughput, start=plain).price_tok_per_us)
-
-
-def _for_every_prompt(policy: SpecPolicy, _: EncodedPrompt) -> SpecPolicy:
-    return policy
 
 
 def _record(

@@ -1,0 +1,1 @@
+"""The demo: record, profile, calibrate, tune, run for real, and report, in one command."""

@@ -1,0 +1,276 @@
+"""The main job from end to end, on real models: its stages, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from sgl_eagle.demo.config import DemoConfig
+from sgl_eagle.demo.drawn_trees import draw_best_step
+from sgl_eagle.demo.report_data import DemoFindings, build_report
+from sgl_eagle.demo.results import MEASURED_ROLES, MeasuredWorkload
+from sgl_eagle.demo.stages import StageClock
+from sgl_eagle.reference.decode import Engine
+from sgl_eagle.reference.measure import EncodedPrompt, measure_policies
+from sgl_eagle.reference.pair import Pair
+from sgl_eagle.reference.profile import ProfileConfig, measure_costs
+from sgl_eagle.reference.prompts import Prompt
+from sgl_eagle.reference.recorder import RecordConfig, record_prompts
+from sgl_eagle_harness.calibration import CalibrationKind
+from sgl_eagle_harness.calibration_fit import fit_calibration
+from sgl_eagle_harness.cost_file import CostFile, save_cost_file
+from sgl_eagle_harness.dense_trace import DenseTrace
+from sgl_eagle_harness.policies.policy_file import save_policy_file
+from sgl_eagle_harness.trace_schema import PromptSource
+from sgl_eagle_harness.trace_store import read_dense_trace
+from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_tuner.calibration_check import check_calibration
+from sgl_eagle_tuner.provenance import RunProvenance, collect_provenance, describe_files
+from sgl_eagle_tuner.report.analysis import CalibrationResult
+from sgl_eagle_tuner.report.data import REPORT_FILE, DemoReport, save_report
+from sgl_eagle_tuner.report.trees import DrawnTree
+from sgl_eagle_tuner.study_config import StudyConfig
+from sgl_eagle_tuner.tune import TuneInputs, TuneOutput, tune
+from sgl_eagle_tuner.tune_result import save_tune_result
+
+CONTEXT_STEP = 128
+"""Spacing of the profiled context lengths, tokens."""
+
+POLICY_FILE = "policy.json"
+
+DRAWN_CALIBRATION: CalibrationKind = "isotonic"
+
+CALIBRATION_LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=8)
+"""Nodes that the reliability diagrams judge: the usual EAGLE-3 tree, before its rerank."""
+
+
+class Progress(Protocol):
+    """Shows how far a stage is."""
+
+    def __call__(
+        self, description: str, total: int, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Open a bar whose value is called with units done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What all stages share.
+
+    Attributes:
+        pair: Target and draft.
+        tune_prompts: Prompts to record and tune on.
+        held_out: Prompts to run the engine on.
+        source: Where the prompts came from.
+        out: Folder for everything that is written.
+        config: How much to do.
+        clock: Where the time goes.
+        progress: Bars.
+    """
+
+    pair: Pair
+    tune_prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    source: PromptSource
+    out: Path
+    config: DemoConfig
+    clock: StageClock
+    progress: Progress
+
+
+def run_demo(demo: Demo) -> DemoReport:
+    """Run all stages and write what they make.
+
+    Args:
+        demo: What to work on.
+
+    Returns:
+        The report's numbers, which lie in the folder too.
+    """
+    here = collect_provenance(seed=demo.config.seed)
+    prompts = [encode_prompt(demo.pair, prompt) for prompt in demo.held_out]
+    cost_file = _profile(demo, here)
+    tuning = _record(demo, demo.tune_prompts, "tune", here)
+    held_out = _record(demo, demo.held_out, "held_out", here)
+    with demo.clock.stage("calibrate") as notes:
+        calibrations = calibrate(tuning, held_out)
+        notes.append(f"fitted on {tuning.num_prompts} prompts, judged on {held_out.num_prompts}")
+    tuned = _tune(demo, here, cost_file, tuning, held_out)
+    measured = _measure(demo, prompts, tuned, cost_file)
+    trees = _draw(demo, prompts, tuned, cost_file)
+    report = build_report(
+        DemoFindings(
+            tuned=tuned.result,
+            measured=measured,
+            cost_file=cost_file,
+            calibrations=calibrations,
+            trees=trees,
+            tuning=tuning,
+            held_out=held_out,
+            stages=demo.clock.stages,
+        ),
+        demo.pair,
+        here,
+        max_new_tokens=demo.config.max_new_tokens,
+    )
+    save_report(report, demo.out / REPORT_FILE)
+    return report
+
+
+def encode_prompt(pair: Pair, prompt: Prompt) -> EncodedPrompt:
+    """Put a prompt's first turn into the target's chat template.
+
+    Args:
+        pair: Knows the template.
+        prompt: The prompt.
+
+    Returns:
+        The prompt as the engine takes it.
+    """
+    return EncodedPrompt(
+        id=prompt.id, workload=prompt.workload, tokens=pair.encode(prompt.turns[0])
+    )
+
+
+def calibrate(tuning: DenseTrace, held_out: DenseTrace) -> list[CalibrationResult]:
+    """Fit every kind of map and judge the better one.
+
+    Args:
+        tuning: To fit on.
+        held_out: To judge on.
+
+    Returns:
+        Reliability before and after, "all" first.
+    """
+    calibration = fit_calibration(DRAWN_CALIBRATION, tuning, CALIBRATION_LIMITS)
+    return check_calibration(calibration, DRAWN_CALIBRATION, held_out, CALIBRATION_LIMITS)
+
+
+def _profile(demo: Demo, here: RunProvenance) -> CostFile:
+    longest = demo.config.max_new_tokens + max(
+        len(encode_prompt(demo.pair, prompt).tokens)
+        for prompt in (*demo.tune_prompts, *demo.held_out)
+    )
+    last = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+    config = ProfileConfig(
+        context_len=(1, *range(CONTEXT_STEP, last, CONTEXT_STEP), last),
+        num_repeats=demo.config.profile_repeats,
+    )
+    with demo.clock.stage("profile this machine") as notes:
+        passes = config.num_cells * config.num_repeats
+        with demo.progress("profile", passes, "pass") as advance:
+            table = measure_costs(demo.pair, config, on_cell=lambda: advance(1))
+        notes.append(f"{config.num_cells} grid cells, {config.num_repeats} passes each")
+    record = CostFile.from_table(
+        table, num_repeats=config.num_repeats, created=datetime.now(UTC), commit=here.commit
+    )
+    save_cost_file(demo.out / "cost.json", record)
+    return record
+
+
+def _record(demo: Demo, prompts: Sequence[Prompt], split: str, here: RunProvenance) -> DenseTrace:
+    folder = demo.out / "traces" / split
+    config = RecordConfig(
+        num_steps=demo.config.num_steps,
+        beams=demo.config.beams,
+        max_new_tokens=demo.config.max_new_tokens,
+        rows=demo.config.rows,
+    )
+    budget = 2 * demo.config.max_new_tokens * len(prompts)
+    with demo.clock.stage(f"record dense traces ({split})") as notes:
+        with demo.progress(f"record {split}", budget, "tok") as advance:
+            record_prompts(
+                demo.pair,
+                prompts,
+                folder,
+                config,
+                source=demo.source,
+                on_tokens=advance,
+                commit=here.commit,
+            )
+        trace = read_dense_trace(folder)
+        notes.append(f"{trace.num_prompts} prompts, {trace.num_positions:,} positions")
+    return trace
+
+
+def _tune(
+    demo: Demo,
+    here: RunProvenance,
+    cost_file: CostFile,
+    tuning: DenseTrace,
+    held_out: DenseTrace,
+) -> TuneOutput:
+    inputs = TuneInputs(
+        tuning=tuning,
+        held_out=held_out,
+        cost_file=cost_file,
+        trace_files=describe_files([demo.out / "traces" / split for split in ("tune", "held_out")]),
+        provenance=here,
+    )
+    study = StudyConfig(num_trials=demo.config.num_trials, seed=demo.config.seed)
+    num_workloads = len(set(tuning.prompt_workloads))
+    num_trials = demo.config.num_trials * num_workloads
+    with demo.clock.stage("tune") as notes:
+        with demo.progress("tune", num_trials, "trial") as advance:
+            tuned = tune(inputs, study, on_trial=lambda _workload: advance(1))
+        notes.append(f"{num_workloads} workloads, {demo.config.num_trials} trials each")
+    save_policy_file(demo.out / POLICY_FILE, tuned.policy)
+    save_tune_result(demo.out / "tune.json", tuned.result)
+    return tuned
+
+
+def _measure(
+    demo: Demo, prompts: Sequence[EncodedPrompt], tuned: TuneOutput, cost_file: CostFile
+) -> list[MeasuredWorkload]:
+    costs = cost_file.to_table()
+    engine = Engine(demo.pair.target, demo.pair.draft)
+    found = []
+    num_runs = len(MEASURED_ROLES) * len(prompts) * demo.config.num_repeats
+    with (
+        demo.clock.stage("run the engine on held-out prompts") as notes,
+        demo.progress("run", num_runs, "run") as advance,
+    ):
+        for tuning in tuned.result.workloads:
+            specs = {
+                setting.role: setting.spec
+                for setting in tuning.settings
+                if setting.role in MEASURED_ROLES
+            }
+            runs = measure_policies(
+                engine,
+                [prompt for prompt in prompts if prompt.workload == tuning.workload],
+                {role: spec.build(costs) for role, spec in specs.items()},
+                max_new_tokens=demo.config.max_new_tokens,
+                stop_tokens=demo.pair.stop_tokens,
+                on_run=lambda: advance(1),
+                num_repeats=demo.config.num_repeats,
+            )
+            found.append(MeasuredWorkload(workload=tuning.workload, by_role=runs))
+        notes.append(f"{len(prompts)} prompts, {len(MEASURED_ROLES)} settings, side by side")
+    return found
+
+
+def _draw(
+    demo: Demo, prompts: Sequence[EncodedPrompt], tuned: TuneOutput, cost_file: CostFile
+) -> list[DrawnTree]:
+    costs = cost_file.to_table()
+    drawn: list[DrawnTree] = []
+    with demo.clock.stage("pick steps to draw"):
+        for tuning in tuned.result.workloads:
+            setting = tuning.setting("tuned") or tuning.setting("best_static")
+            prompt = next(each for each in prompts if each.workload == tuning.workload)
+            if setting is None or len(drawn) == demo.config.num_drawn_trees:
+                continue
+            tree = draw_best_step(
+                demo.pair,
+                prompt,
+                setting.spec.build(costs),
+                max_new_tokens=demo.config.max_new_tokens,
+            )
+            drawn += [tree] if tree is not None else []
+    return drawn
