@@ -89,11 +89,11 @@ def test_storage_resumes_the_same_study_and_starts_anew_on_other_inputs(
     storage = ["--storage", f"sqlite:///{tmp_path}/study.db", "--workload", "chat"]
     files = ["--cost", cost_path, "--out", str(tmp_path / "policy.json")]
     options = [*shards, *files, *storage]
-    assert main(["tune", *options, "--trials", "8"]) == 0
-    assert "tune: 8 trials in" in capsys.readouterr().err
-    assert main(["tune", *options, "--trials", "8"]) == 0
+    assert main(["tune", *options, "--trials", "6"]) == 0
+    assert "tune: 6 trials in" in capsys.readouterr().err
+    assert main(["tune", *options, "--trials", "6"]) == 0
     assert "resuming study chat-" in capsys.readouterr().err
-    assert main(["tune", *options, "--trials", "8", "--seed", "1"]) == 0
+    assert main(["tune", *options, "--trials", "6", "--seed", "1"]) == 0
     assert "have changed: starting study chat-" in capsys.readouterr().err
 
 
