@@ -21,7 +21,7 @@ class NodeSample:
     outcome.
 
     Attributes:
-        num_expanded: Number of positions they come from.
+        rows: [M] int64, trace position of each node, ascending.
         depths: [M] int64, at least 1.
         ranks: [M] int64.
         parents: [M] int64, index into the sample, -1 for the root's children.
@@ -33,7 +33,7 @@ class NodeSample:
         weights: [M] float64, at least 0.
     """
 
-    num_expanded: int
+    rows: IntArray
     depths: IntArray
     ranks: IntArray
     parents: IntArray
@@ -99,7 +99,7 @@ def sample_nodes(
         sums = sum_path_logs(trace.target_log_probs, parents, trace.depths)
         accepted = np.exp(sums[at].astype(np.float64))
     return NodeSample(
-        num_expanded=trace.num_positions,
+        rows=at[0],
         depths=trace.depths[at].astype(np.int64),
         ranks=trace.ranks[at].astype(np.int64),
         parents=np.where(above >= 0, index[at[0], above], above),

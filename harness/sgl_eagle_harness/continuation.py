@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from sgl_eagle_harness.calibration import Calibration
-from sgl_eagle_harness.confidence import sample_nodes
+from sgl_eagle_harness.confidence import NodeSample, sample_nodes
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.records import Record
@@ -20,6 +20,9 @@ PROB_EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 PRIOR_NODES = 20.0
 """Weight of a depth's mean in its bins, in parents: thin bins lean on their depth."""
 
+MAX_RANKED = 128
+"""Nodes of the average tree that are remembered; larger trees are not worth verifying."""
+
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -30,10 +33,13 @@ class ContinuationModel(Record):
         prob_edges: [E] rising edges between the bins of the parent's probability.
         ratios: [D][E + 1][K] expected a(child of rank r) / a(parent); the first index is the
             parent's depth, the root having depth 0; deeper parents use the last.
+        ranked_probs: [D][J] mean of the j-th highest probability among all nodes of depth at most
+            1, 2, ..., over the positions fitted on; falling along J. Empty if not fitted.
     """
 
     prob_edges: tuple[float, ...]
     ratios: tuple[tuple[tuple[_Share, ...], ...], ...] = Field(min_length=1)
+    ranked_probs: tuple[tuple[_Share, ...], ...] = ()
 
     @model_validator(mode="after")
     def _check_shape(self) -> ContinuationModel:
@@ -120,7 +126,43 @@ def fit_continuation(
         prior = PRIOR_NODES * np.where(mass > 0, mean_mass, 1.0)
         ratio = np.clip((children + prior * overall) / (mass + prior), 0.0, 1.0)
         depths.append(tuple(tuple(row) for row in ratio.tolist()))
-    return ContinuationModel(prob_edges=PROB_EDGES, ratios=tuple(depths))
+    return ContinuationModel(
+        prob_edges=PROB_EDGES,
+        ratios=tuple(depths),
+        ranked_probs=_rank_means(trace, sample, probs, limits),
+    )
+
+
+def _rank_means(
+    trace: DenseTrace, sample: NodeSample, probs: FloatArray, limits: TreeLimits
+) -> tuple[tuple[float, ...], ...]:
+    """Mean of the j-th highest probability of a position, for each number of draft levels.
+
+    The last positions of a text, where deep nodes have no outcome, are left out if others remain.
+
+    Args:
+        trace: P positions.
+        sample: M nodes.
+        probs: [M] float64 their accept probabilities.
+        limits: Depth to go to.
+
+    Returns:
+        [num_steps][J].
+    """
+    whole = trace.last_row - np.arange(trace.num_positions) >= limits.num_steps - 1
+    if not whole.any():
+        whole[:] = True
+    means = []
+    for depth in range(1, limits.num_steps + 1):
+        inside = whole[sample.rows] & (sample.depths <= depth)
+        rows, values = sample.rows[inside], probs[inside]
+        order = np.lexsort((-values, rows))
+        starts = np.searchsorted(rows, rows)  # first node of the same row; rows ascend
+        ranks = np.arange(len(rows)) - starts
+        kept = ranks < MAX_RANKED
+        sums = np.bincount(ranks[kept], values[order][kept])
+        means.append(tuple((sums / whole.sum()).tolist()))
+    return tuple(means)
 
 
 def _sum_cells(

@@ -239,6 +239,40 @@ def test_tier_value_is_the_best_plan_of_the_average_tree():
     assert policy.tier_values(batch)[0][0] == pytest.approx(max(plans), abs=1e-6)
 
 
+def test_tier_value_prefers_measured_averages_of_the_same_branching():
+    ranked = ((0.5, 0.2), (0.6, 0.3, 0.2), (0.7, 0.4, 0.2), (0.7, 0.5, 0.2))
+    model = make_continuation(topk=3).model_copy(update={"ranked_probs": ranked})
+    policy = make_policy(continuation=model, verify_sizes=(1, 2, 4), widths=(3,))
+    price, costs = policy.price_tok_per_us, policy.costs
+    plans = []
+    for index, size in itertools.product(range(4), policy.verify_sizes):
+        time_us = (
+            costs.draft_extend_us(1, 2, 100)
+            + costs.verify_select_us
+            + index * (costs.draft_step_us(1, 3, 100) + costs.decide_us)
+            + costs.verify_us(1, size, 100)
+        )
+        plans.append(1 + sum(ranked[index][: size - 1]) - price * float(time_us))
+    assert policy.tier_values(make_batch(1))[0][0] == pytest.approx(max(plans), abs=1e-6)
+    narrower = make_policy(continuation=model, topk=2, widths=(2,), verify_sizes=(1, 2, 4))
+    unranked = make_policy(
+        continuation=make_continuation(topk=3), topk=2, widths=(2,), verify_sizes=(1, 2, 4)
+    )
+    assert narrower.tier_values(make_batch(1))[0] == unranked.tier_values(make_batch(1))[0]
+
+
+def test_a_larger_forecast_scale_never_drafts_less():
+    batch = make_batch(80)
+    before = np.zeros(80)
+    for scale in (1e-6, 0.5, 1.0, 2.0, 50.0):
+        policy = make_policy(forecast_scale=scale, rules=PriceRules(adapt_width=False))
+        trees = grow_trees(RandomDrafter(5, 80), make_policy(rules=ALL_OFF, num_steps=2), batch)
+        expanded = (policy.select_frontier(trees, batch) != NO_NODE).sum(axis=1)
+        assert (expanded >= before).all()
+        before = expanded
+    assert before.sum() > 0
+
+
 def test_memo_does_not_outlive_its_batch():
     policy = make_policy(costs=make_table(), price_tok_per_us=1 / 100)
     slow = make_policy(rules=ALL_OFF)
@@ -295,6 +329,7 @@ def test_equal_widths_go_to_the_narrowest_and_no_gain_stops():
     [
         ({"price_tok_per_us": -1.0}, PolicyConfigError, "price_tok_per_us must be finite"),
         ({"price_tok_per_us": np.nan}, PolicyConfigError, "got nan"),
+        ({"forecast_scale": 0.0}, PolicyConfigError, "forecast_scale must be finite and above 0"),
         ({"verify_sizes": (2, 4)}, PolicyConfigError, r"rise from 1 .* got \[2, 4\]"),
         ({"verify_sizes": (1,)}, PolicyConfigError, "at least one larger size"),
         ({"verify_sizes": (1, 4, 4)}, PolicyConfigError, "verify_sizes must rise"),

@@ -90,6 +90,8 @@ class PricePolicy:
         widths: Nodes that one draft step may expand, ascending, at most `topk`.
         price_tok_per_us: Tokens that one microsecond of the whole batch is worth.
         rules: Which decisions the price settles.
+        forecast_scale: Factor on the forecast gain of a draft level; above 1 makes up for what a
+            forecast by means, one level ahead, leaves out.
         tier: Damping of changes between speculation and plain decoding.
         calibration: From path confidence to acceptance probability.
         continuation: Forecast of the next level, for at least `topk` children.
@@ -107,6 +109,7 @@ class PricePolicy:
     calibration: Calibration
     continuation: ContinuationModel
     costs: CostTable
+    forecast_scale: float = 1.0
     limits: TreeLimits = field(init=False)
     _memo_key: object = field(default_factory=object, init=False, repr=False, compare=False)
     _sizes: IntArray = field(init=False, repr=False, compare=False)
@@ -153,8 +156,7 @@ class PricePolicy:
     def tier_values(self, batch: BatchContext) -> tuple[FloatArray, FloatArray]:
         """Value of one step in each tier, before anything is drafted.
 
-        The speculative value is that of the average tree, as the continuation model sees it from
-        the root, at its best depth and size.
+        The speculative value is that of the average tree, at its best depth and size.
 
         Args:
             batch: B rows.
@@ -273,6 +275,7 @@ class PricePolicy:
             return np.full(len(best), self._widths[0])
         children = forecast_children(self._ratios, self._edges, depth, probs).astype(np.float32)
         gains = forecast_gain(best, children, self._widths, self._sizes, prices.verify[rows])
+        gains = self.forecast_scale * gains
         chosen = choose_width(gains, prices.draft[rows], may_stop=self.rules.stop)
         return np.where(chosen < 0, 0, self._widths[chosen])
 
@@ -302,9 +305,18 @@ class PricePolicy:
     def _forecast_from_root(self) -> FloatArray:
         """Sums of the average tree's best probabilities.
 
+        Measured averages serve if they are of the same branching; else levels are forecast one
+        from the other, which loses the difference between easy and hard positions.
+
         Returns:
             [num_steps, S] float64: after each number of levels, what each verify size holds.
         """
+        no_price = np.zeros((1, len(self._sizes)))
+        ranked = self.continuation.ranked_probs
+        if ranked and self.continuation.topk == self.topk:
+            lists = [ranked[min(depth, len(ranked)) - 1] for depth in range(1, self.num_steps + 1)]
+            best_of = (np.array([probs], np.float32) for probs in lists)
+            return np.concatenate([size_values(best, self._sizes, no_price) for best in best_of])
         width = int(self._widths[-1])
         level = forecast_children(self._ratios, self._edges, 0, np.ones((1, 1)))
         best = np.empty((1, 0), np.float32)
@@ -312,7 +324,7 @@ class PricePolicy:
         for depth in range(1, self.num_steps + 1):
             flat = level.reshape(1, -1)
             best = merge_best(best, flat.astype(np.float32), int(self._sizes[-1]) - 1)
-            sums.append(size_values(best, self._sizes, np.zeros((1, len(self._sizes))))[0])
+            sums.append(size_values(best, self._sizes, no_price)[0])
             frontier = -np.sort(-flat, axis=1)[:, :width]
             level = forecast_children(self._ratios, self._edges, depth, frontier)
         return np.stack(sums)
@@ -332,6 +344,7 @@ class PriceSpec(Record):
         stop: End drafting early.
         adapt_width: Choose the frontier's width.
         allow_plain: Decode plainly where speculation is worth less.
+        forecast_scale: Factor on the forecast gain of a draft level.
         tier: Damping of changes between speculation and plain decoding.
         calibration: From path confidence to acceptance probability.
         continuation: Forecast of the next level.
@@ -347,6 +360,7 @@ class PriceSpec(Record):
     stop: bool = True
     adapt_width: bool = True
     allow_plain: bool = True
+    forecast_scale: float = 1.0
     tier: TierConfig = TierConfig()
     calibration: CalibrationSpec
     continuation: ContinuationModel
@@ -378,6 +392,7 @@ class PriceSpec(Record):
                 adapt_width=self.adapt_width,
                 allow_plain=self.allow_plain,
             ),
+            forecast_scale=self.forecast_scale,
             tier=self.tier,
             calibration=self.calibration,
             continuation=self.continuation,
@@ -389,6 +404,10 @@ def _check_parameters(policy: PricePolicy) -> None:
     if not (np.isfinite(policy.price_tok_per_us) and policy.price_tok_per_us >= 0):
         raise PolicyConfigError(
             f"price_tok_per_us must be finite and at least 0, got {policy.price_tok_per_us}"
+        )
+    if not (np.isfinite(policy.forecast_scale) and policy.forecast_scale > 0):
+        raise PolicyConfigError(
+            f"forecast_scale must be finite and above 0, got {policy.forecast_scale}"
         )
     sizes, widths = policy.verify_sizes, policy.widths
     if list(sizes) != sorted(set(sizes)) or len(sizes) < 2 or sizes[0] != 1:  # noqa: PLR2004
