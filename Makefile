@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test clean
 
 demo: $(INSTALLED)
-	$(BIN)/sgl-eagle demo --out runs/demo
+	$(BIN)/sgl-eagle demo --out runs/demo --overwrite
 
 test: $(INSTALLED)
 	$(BIN)/ruff check
