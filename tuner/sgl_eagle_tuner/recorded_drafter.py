@@ -61,7 +61,8 @@ class RecordedDrafter:
         """
         asked = handles != NO_NODE
         # Padding reads some other node's entry; `asked` discards it.
-        first = self._first_child.take(self._row_offset + handles).astype(np.int64)
+        index = self._row_offset + handles
+        first = self._first_child.take(index, mode="clip").astype(np.int64)
         return self._children(first, asked, topk)
 
     def _children(self, first: IntArray, asked: BoolArray, topk: int) -> Children:
@@ -77,7 +78,7 @@ class RecordedDrafter:
             tokens=self._tokens.take(index, mode="clip").astype(np.int64),
             log_probs=self._log_probs.take(index, mode="clip"),
             handles=handles,
-            valid=np.repeat(known[:, :, None], topk, axis=2),
+            valid=np.broadcast_to(known[:, :, None], handles.shape),
         )
 
 

@@ -29,10 +29,10 @@ from sgl_eagle_harness.types import (
 )
 from sgl_eagle_tuner.recorded_drafter import RecordedDrafter
 
-CHUNK_NODES = 1 << 15
+CHUNK_NODES = 1 << 16
 """Drafted nodes in flight: small enough for the processor's cache, large enough that NumPy's cost
 per call does not show."""
-MIN_CHUNK_POSITIONS = 128
+MIN_CHUNK_POSITIONS = 512
 MAX_CHUNK_POSITIONS = 4096
 
 
