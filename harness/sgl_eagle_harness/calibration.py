@@ -23,6 +23,7 @@ CalibrationKind = Literal["identity", "temperature", "isotonic"]
 
 _LEAST_REST = 1e-7
 """Smallest 1 - p of a step: float32 cannot tell a more certain draft from a certain one."""
+_LARGEST_EXPONENT = np.float32(80)
 
 
 class Calibration(ABC):
@@ -304,8 +305,9 @@ def scale_step(step_log_probs: Float32Array, temperature: float) -> Float32Array
     """
     rest = np.maximum(1 - np.exp(step_log_probs), np.float32(_LEAST_REST))
     against = (np.log(rest) - step_log_probs) / np.float32(temperature)
-    # exp overflows float32 beyond 88; the result is 0 either way.
-    return np.asarray(1 / (1 + np.exp(np.minimum(against, np.float32(80)))), np.float32)
+    # exp of a finite number overflows float32 beyond 88, with a warning; that of infinity does not.
+    against = np.where(against > _LARGEST_EXPONENT, np.float32(np.inf), against)
+    return np.asarray(1 / (1 + np.exp(against)), np.float32)
 
 
 def path_place(path_log_confidence: Float32Array, lowest_log: float, num_knots: int) -> FloatArray:

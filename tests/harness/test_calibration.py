@@ -29,7 +29,7 @@ from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.reliability import assess
 from sgl_eagle_harness.trace_store import read_dense_trace, write_dense_shard
-from sgl_eagle_harness.types import NO_NODE, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, CandidateTrees, TreeLimits
 
 LIMITS = TreeLimits(num_steps=2, topk=2, num_draft_tokens=4)
 FIRST_RANKS = TreeLimits(num_steps=2, topk=1, num_draft_tokens=2)
@@ -70,6 +70,17 @@ def test_probabilities_are_bounded_and_never_rise_along_a_path(
     inner = trees.parents != NO_NODE
     above = np.take_along_axis(probs, np.maximum(trees.parents, 0), axis=1)
     assert (probs <= np.where(inner, above, 1.0)).all()
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_padding_is_never_acceptable(which):
+    drafter = RandomDrafter(2, 2)
+    trees = CandidateTrees.empty(2).append(np.full((2, 1), NO_NODE), drafter.expand_root(2))
+    frontier = np.array([[0, 1], [NO_NODE, NO_NODE]])
+    trees = trees.append(frontier, drafter.expand(frontier, 2))
+    probs = map_trees(some_maps()[which], trees)
+    assert (probs[1, 2:] == 0).all()
+    assert probs[0, 2:].max() > 0
 
 
 @pytest.mark.parametrize("which", range(4))
@@ -219,7 +230,7 @@ def test_scale_step_keeps_ends_and_half():
     logs = np.log(np.array([1.0, 0.5, 1e-30], np.float32))
     assert scale_step(logs, 1.0) == pytest.approx([1.0, 0.5, 0.0], abs=1e-6)
     assert scale_step(logs, 4.0)[1] == pytest.approx(0.5)
-    assert scale_step(np.array([-np.inf], np.float32), 4.0)[0] < 1e-30
+    assert scale_step(np.array([-np.inf], np.float32), 4.0)[0] == 0
 
 
 @pytest.mark.parametrize("calibration", some_maps(), ids=lambda c: c.kind)

@@ -273,6 +273,17 @@ def test_a_larger_forecast_scale_never_drafts_less():
     assert before.sum() > 0
 
 
+def test_older_trees_can_still_be_asked_after_newer_ones():
+    policy, eager = make_policy(), make_policy(rules=ALL_OFF)
+    batch, drafter = make_batch(5), RandomDrafter(8, 5)
+    older = CandidateTrees.empty(5).append(np.full((5, 1), NO_NODE), drafter.expand_root(3))
+    expected = policy.select_verify(older, batch)
+    frontier = eager.select_frontier(older, batch)
+    newer = older.append(frontier, drafter.expand(frontier, 3))
+    policy.select_verify(newer, batch)
+    assert np.array_equal(policy.select_verify(older, batch), expected)
+
+
 def test_memo_does_not_outlive_its_batch():
     policy = make_policy(costs=make_table(), price_tok_per_us=1 / 100)
     slow = make_policy(rules=ALL_OFF)

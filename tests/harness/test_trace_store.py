@@ -105,6 +105,27 @@ def test_on_path_equals_a_walk_of_every_path(shard):
             assert trace.on_path[row, node] == expected
 
 
+def test_nothing_is_credited_beyond_the_end_of_the_text(tmp_path):
+    prompt = make_prompt(np.random.default_rng(0), num_positions=3, num_steps=3, topk=1)
+    same = replace(
+        prompt, tokens=np.full_like(prompt.tokens, 7), next_token=np.full_like(prompt.next_token, 7)
+    )
+    path = tmp_path / "t.parquet"
+    write_dense_shard(path, make_header(topk=1, beams=(1,)), [same])
+    assert read_dense_trace(path).on_path.tolist() == [
+        [True] * 3,
+        [True] * 2 + [False],
+        [True] + [False] * 2,
+    ]
+
+
+def test_siblings_that_share_the_texts_token_are_refused(tmp_path):
+    prompt = make_prompt(np.random.default_rng(0), num_positions=3, num_steps=1)
+    twins = replace(prompt, tokens=np.repeat(prompt.next_token[:, None], 2, axis=1))
+    with pytest.raises(TraceError, match="row 0: siblings must not share a token"):
+        write_dense_shard(tmp_path / "t.parquet", make_header(), [twins])
+
+
 def test_first_child_is_the_inverse_of_parents(shard):
     trace = read_dense_trace(shard)
     for row in range(trace.num_positions):
