@@ -97,6 +97,9 @@ def run(args: argparse.Namespace) -> int:
                     us_per_token=outcome.us_per_token,
                     num_tokens=int(outcome.totals.num_tokens.sum()),
                     num_prompts=len(outcome.totals.prompt_ids),
+                    expected_accept_length=(
+                        session.run(spec).expected_accept_length if load is None else None
+                    ),
                     outcome=outcome,
                     positions_per_s=_positions_per_s(session, spec) if args.benchmark else None,
                 )
@@ -120,6 +123,7 @@ class ReplayRow:
         us_per_token: Predicted microseconds per emitted token.
         num_tokens: Tokens emitted.
         num_prompts: Prompts replayed.
+        expected_accept_length: Mean over the target's draws, for sampled text at batch size 1.
         outcome: Everything else.
         positions_per_s: Speed of the replay itself, if it was asked for.
     """
@@ -130,6 +134,7 @@ class ReplayRow:
     us_per_token: float
     num_tokens: int
     num_prompts: int
+    expected_accept_length: float | None
     outcome: Outcome
     positions_per_s: float | None
 

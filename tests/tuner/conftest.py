@@ -165,6 +165,14 @@ class Corpus:
     texts: list[list[int]]
 
 
+def avoid_drafts(language: Language, text: list[int], topk: int) -> list[int]:
+    """The same length of text, made of tokens that the draft ranks just below what it offers."""
+    avoided = text[:2]
+    while len(avoided) < len(text):
+        avoided.append(int(language.best[avoided[-2], avoided[-1]][topk]))
+    return avoided
+
+
 def record_corpus(  # noqa: PLR0913 (a table of settings, all with defaults)
     folder: Path,
     *,
@@ -176,6 +184,7 @@ def record_corpus(  # noqa: PLR0913 (a table of settings, all with defaults)
     temperature: float = 0.0,
     seed: int = 0,
     first_prompt: int = 0,
+    always_wrong: bool = False,
 ) -> Corpus:
     # One shard a workload; each workload's draft is blurred differently.
     rng = np.random.default_rng(seed)
@@ -187,6 +196,8 @@ def record_corpus(  # noqa: PLR0913 (a table of settings, all with defaults)
         for number in range(first_prompt, first_prompt + num_prompts):
             text = language.sample(rng, int(rng.integers(length // 2, length + 1)))
             name = f"{workload}-{number}"
+            if always_wrong:
+                text = avoid_drafts(language, text, header.topk)
             prompts.append(record_prompt(language, text, header, name, workload))
             languages.append(language)
             texts.append(text)

@@ -89,11 +89,11 @@ def test_storage_resumes_the_same_study_and_starts_anew_on_other_inputs(
     storage = ["--storage", f"sqlite:///{tmp_path}/study.db", "--workload", "chat"]
     files = ["--cost", cost_path, "--out", str(tmp_path / "policy.json")]
     options = [*shards, *files, *storage]
-    assert main(["tune", *options, "--trials", "6"]) == 0
-    assert "tune: 6 trials in" in capsys.readouterr().err
-    assert main(["tune", *options, "--trials", "6"]) == 0
+    assert main(["tune", *options, "--trials", "8"]) == 0
+    assert "tune: 8 trials in" in capsys.readouterr().err
+    assert main(["tune", *options, "--trials", "8"]) == 0
     assert "resuming study chat-" in capsys.readouterr().err
-    assert main(["tune", *options, "--trials", "6", "--seed", "1"]) == 0
+    assert main(["tune", *options, "--trials", "8", "--seed", "1"]) == 0
     assert "have changed: starting study chat-" in capsys.readouterr().err
 
 
@@ -136,6 +136,22 @@ def test_replay_prints_a_table_and_its_own_speed(shards, cost_path, capsys, monk
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("positions/s")
     assert [line.split()[1] for line in lines[2:]] == ["eagle1", "chain-3"]
+
+
+def test_sampled_text_has_an_expected_accept_length(record, tmp_path, cost_path, capsys):
+    sampled = record(tmp_path, workloads=("chat",), temperature=1.0)
+    options = ["--cost", cost_path, "--policy", "eagle2-4-4-16", "--format", "json"]
+    assert main(["replay", str(sampled.paths[0]), *options]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["expected_accept_length"] == pytest.approx(row["accept_length"], rel=0.25)
+    assert row["expected_accept_length"] > 1.5
+
+
+def test_a_draft_that_is_never_right_is_named(record, tmp_path, cost_path, capsys):
+    language = record(tmp_path, workloads=("chat",), num_prompts=3, always_wrong=True)
+    files = ["--cost", cost_path, "--out", str(tmp_path / "policy.json")]
+    assert main(["tune", str(language.paths[0]), *files]) == 1
+    assert "no drafted node of the trace is ever right" in capsys.readouterr().err
 
 
 def test_costs_of_other_models_are_refused(shards, cost_path, tmp_path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, Protocol, get_args
 
@@ -173,6 +173,24 @@ class SearchSpace:
             )
             for kind in reversed(self.calibrations)
         ]
+
+    def points_within(self, limits: TreeLimits) -> list[PricePoint]:
+        """The price rule inside the trees of a static setting.
+
+        Args:
+            limits: Of a setting that the space covers.
+
+        Returns:
+            With all rules, and with pruning alone, which differs least from the static setting.
+        """
+        large_enough = [s for s in self.max_draft_tokens if s >= limits.num_draft_tokens]
+        point = replace(
+            self.widest_points()[0],
+            num_steps=limits.num_steps,
+            topk=limits.topk,
+            max_draft_tokens=large_enough[0] if large_enough else self.max_draft_tokens[-1],
+        )
+        return [point, replace(point, stop=False, adapt_width=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import TrialState
 
+from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.price import PriceSpec
 from sgl_eagle_tuner.baselines import Candidate, replay_baselines
 from sgl_eagle_tuner.price_fixed_point import PriceSolution, solve_price
@@ -64,10 +65,10 @@ def run_study(
     space = SearchSpace.covered_by(session.trace, session.costs)
     builder = PointBuilder(trace=session.trace, costs=session.costs)
     baselines = replay_baselines(session, uncovered_limit=config.uncovered_limit)
-    widest = space.widest_points()
+    widest = space.widest_points()[0]
     price = solve_price(
         lambda price_tok_per_us: (
-            1 / session.outcome(builder.build(widest[0], price_tok_per_us)).us_per_token
+            1 / session.outcome(builder.build(widest, price_tok_per_us)).us_per_token
         ),
         start=1 / baselines[0].outcome.us_per_token,
     )
@@ -83,7 +84,7 @@ def run_study(
     name = study_name(workload, space, session, config, cost_sha256=cost_sha256)
     study = open_study(name, workload, config)
     if not study.get_trials(deepcopy=False):
-        _begin_with_baselines(study, baselines, widest)
+        _begin_with_baselines(study, baselines, space)
     states = [trial.state for trial in study.get_trials(deepcopy=False)]
     num_finished = sum(state.is_finished() for state in states)
     num_waiting = states.count(TrialState.WAITING)
@@ -94,7 +95,7 @@ def run_study(
         n_trials=max(config.num_trials - num_finished, num_waiting),
         callbacks=[lambda _study, _trial: on_trial()],
     )
-    at_fixed_point = builder.build(widest[0], fixed_price)
+    at_fixed_point = builder.build(widest, fixed_price)
     fixed_candidate = Candidate(
         role="variant",
         label="price rule at its fixed point",
@@ -115,7 +116,7 @@ def run_study(
 
 
 def _begin_with_baselines(
-    study: optuna.Study, baselines: list[Candidate], widest: list[PricePoint]
+    study: optuna.Study, baselines: list[Candidate], space: SearchSpace
 ) -> None:
     # Baselines are not points of the space: they enter as finished trials without parameters,
     # which the sampler does not learn from.
@@ -124,9 +125,13 @@ def _begin_with_baselines(
             value=candidate.outcome.us_per_token, user_attrs={BASELINE_KEY: candidate.label}
         )
         study.add_trial(finished)
-    for point in widest:
+    for point in space.widest_points():
         label = f"price rule at its fixed point, {point.calibration}"
         study.enqueue_trial(point.params(), user_attrs={BASELINE_KEY: label})
+    best_static = baselines[-1].spec
+    if isinstance(best_static, Eagle2Spec):
+        for point in space.points_within(best_static.build(None).limits):
+            study.enqueue_trial(point.params())
 
 
 def _best_specs(

@@ -42,6 +42,10 @@ class TuneInputs:
     provenance: RunProvenance
 
     def __post_init__(self) -> None:
+        if not self.tuning.on_path.any():
+            raise TraceError(
+                "no drafted node of the trace is ever right; does the draft belong to the target?"
+            )
         missing = sorted(set(self.tuning.prompt_workloads) - set(self.held_out.prompt_workloads))
         if missing:
             raise TraceError(

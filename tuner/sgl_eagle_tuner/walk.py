@@ -34,6 +34,8 @@ class Run:
         loads: What each step made the engine do.
         times: What that cost.
         uncovered: [K] bool, the trace does not fully hold the step's tree.
+        expected_accept_length: Mean over the steps of the tokens a step emits on average over the
+            target's draws, not cut at the end of the text; None for greedy text, which has none.
         switch_ct: Times that speculation was turned on or off within a prompt.
     """
 
@@ -45,6 +47,7 @@ class Run:
     loads: StepLoads
     times: StepTimes
     uncovered: BoolArray
+    expected_accept_length: float | None
     switch_ct: int
 
     @property
@@ -182,5 +185,8 @@ def _finish(trace: DenseTrace, steps: StepTable, costs: CostTable, route: _Route
         loads=loads,
         times=time_steps(loads, costs, batch_size=1),
         uncovered=steps.uncovered[rows] & speculated,
+        expected_accept_length=None
+        if steps.expected_accept_tokens is None
+        else float(np.where(speculated, steps.expected_accept_tokens[rows], 1.0).mean()),
         switch_ct=route.switch_ct,
     )
