@@ -19,7 +19,7 @@ import pyarrow as pa
 from sgl_eagle_harness.errors import TraceError
 from sgl_eagle_harness.trace_checks import check_same_setup, refuse
 from sgl_eagle_harness.trace_schema import TraceHeader, ordinary_schema
-from sgl_eagle_harness.trace_store import (
+from sgl_eagle_harness.trace_shard import (
     list_shards,
     read_header,
     read_table,

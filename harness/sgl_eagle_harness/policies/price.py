@@ -21,6 +21,7 @@ from sgl_eagle_harness.early_stop import choose_width, forecast_gain, merge_best
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record
+from sgl_eagle_harness.root_forecast import forecast_from_root
 from sgl_eagle_harness.tree_build import keep_columns, rank_log_scores, rank_probs, take_best
 from sgl_eagle_harness.types import (
     NO_NODE,
@@ -134,7 +135,14 @@ class PricePolicy:
             "_edges": np.array(self.continuation.prob_edges),
         }.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_prior", self._forecast_from_root())
+        prior = forecast_from_root(
+            self.continuation,
+            num_steps=self.num_steps,
+            topk=self.topk,
+            width=widths[-1],
+            sizes=self._sizes,
+        )
+        object.__setattr__(self, "_prior", prior)
 
     @property
     def name(self) -> str:
@@ -301,33 +309,6 @@ class PricePolicy:
     def _draft_us(self, batch: BatchContext) -> FloatArray:
         step = self.costs.draft_step_us(batch.batch_size, self._widths, batch.context_len[:, None])
         return step + (self.costs.decide_us if self.rules.stop else 0.0)
-
-    def _forecast_from_root(self) -> FloatArray:
-        """Sums of the average tree's best probabilities.
-
-        Measured averages serve if they are of the same branching; else levels are forecast one
-        from the other, which loses the difference between easy and hard positions.
-
-        Returns:
-            [num_steps, S] float64: after each number of levels, what each verify size holds.
-        """
-        no_price = np.zeros((1, len(self._sizes)))
-        ranked = self.continuation.ranked_probs
-        if ranked and self.continuation.topk == self.topk:
-            lists = [ranked[min(depth, len(ranked)) - 1] for depth in range(1, self.num_steps + 1)]
-            best_of = (np.array([probs], np.float32) for probs in lists)
-            return np.concatenate([size_values(best, self._sizes, no_price) for best in best_of])
-        width = int(self._widths[-1])
-        level = forecast_children(self._ratios, self._edges, 0, np.ones((1, 1)))
-        best = np.empty((1, 0), np.float32)
-        sums = []
-        for depth in range(1, self.num_steps + 1):
-            flat = level.reshape(1, -1)
-            best = merge_best(best, flat.astype(np.float32), int(self._sizes[-1]) - 1)
-            sums.append(size_values(best, self._sizes, no_price)[0])
-            frontier = -np.sort(-flat, axis=1)[:, :width]
-            level = forecast_children(self._ratios, self._edges, depth, frontier)
-        return np.stack(sums)
 
 
 class PriceSpec(Record):
