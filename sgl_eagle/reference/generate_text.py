@@ -127,11 +127,8 @@ class ChatFormat:
             [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
         )
         tail = tokenizer.encode(rendered.split(mark)[-1], add_special_tokens=False)
-        if not tail or tail[0] != tokenizer.eos_token_id:
-            raise CheckpointError(
-                f"the chat template must close the user turn with {tokenizer.eos_token!r}, it is "
-                f"followed by {rendered.split(mark)[-1]!r}"
-            )
+        if not tail:
+            raise CheckpointError("the chat template puts nothing between user turn and answer")
         return cls(tokenizer=tokenizer, after_user=tuple(tail[1:]), end_of_turn=int(tail[0]))
 
     def opening(self, system: str | None, first_words: str) -> list[int]:

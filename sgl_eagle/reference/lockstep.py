@@ -156,10 +156,15 @@ class GraphedSteps:
         if self._device.type != "cuda":
             self._step(rows, length)
             return
-        graph = self._graphs.get((rows, length))
-        if graph is not None:
-            graph.replay()
-            return
+        # Streams, graphs and random numbers below belong to the current device.
+        with torch.cuda.device(self._device):
+            graph = self._graphs.get((rows, length))
+            if graph is not None:
+                graph.replay()
+            else:
+                self._graphs[rows, length] = self._run_and_capture(rows, length)
+
+    def _run_and_capture(self, rows: int, length: int) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -169,4 +174,4 @@ class GraphedSteps:
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(rows, length)
         self._pool = graph.pool()
-        self._graphs[rows, length] = graph
+        return graph

@@ -217,14 +217,16 @@ class _Trainer:
     def batches(self, first: int) -> Iterator[tuple[int, TextBatch]]:
         """Numbered batches from update `first` on; each epoch has its own order."""
         update, epoch, ranks = 0, 0, num_ranks()
-        share = max(1, self.config.batch_tokens // ranks)
         while update < self.config.num_updates:
             seed = self.config.seed * 1000 + epoch
-            plan = plan_batches(self.rows, batch_tokens=share, seed=seed)
-            for start in range(0, max(1, len(plan) - ranks + 1), ranks):
+            plan = plan_batches(self.rows, batch_tokens=self.config.batch_tokens, seed=seed)
+            for indices in plan:
+                if len(indices) < ranks:
+                    continue
                 if first <= update < self.config.num_updates:
-                    indices = plan[(start + current_rank()) % len(plan)]
-                    yield update, load_batch(self.rows, indices, self.device)
+                    # Rows of one batch are alike in length, so no process waits for another.
+                    mine = indices[current_rank() :: ranks]
+                    yield update, load_batch(self.rows, mine, self.device)
                 update += 1
             epoch += 1
 
