@@ -1,0 +1,83 @@
+"""The two-stage LM head: the full vocabulary at a fraction of its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sgl_eagle_kernels.lm_head import reference
+from sgl_eagle_kernels.lm_head.head import (
+    GlobalTop,
+    HeadTopk,
+    LocalTop,
+    Shortlist,
+    TwoStageHead,
+    build_two_stage_head,
+)
+from sgl_eagle_kernels.lm_head.order import rank_keys
+from sgl_eagle_kernels.lm_head.shuffle import expected_recall, shuffle_vocabulary
+
+__all__ = [
+    "GlobalTop",
+    "HeadTopk",
+    "LocalTop",
+    "Shortlist",
+    "TwoStageHead",
+    "build_two_stage_head",
+    "expected_recall",
+    "merge_shards",
+    "rank_tokens",
+    "shuffle_vocabulary",
+]
+
+
+def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
+    """The most probable tokens of every row, by the two-stage head.
+
+    Args:
+        head_input: [N, H] in the dtype of the weights.
+        head: Weights.
+        topk: K, at most `head.most_topk`.
+
+    Returns:
+        Ids and log-probabilities that are normalised over the whole vocabulary.
+
+    Raises:
+        ValueError: If the input does not fit the weights, or `topk` is out of range.
+    """
+    if head_input.dim() != 2 or head_input.shape[1] != head.weight.shape[1]:  # noqa: PLR2004
+        raise ValueError(
+            f"head_input must be [N, {head.weight.shape[1]}], got {list(head_input.shape)}"
+        )
+    if head_input.dtype != head.weight.dtype or head_input.device != head.weight.device:
+        raise ValueError(
+            f"head_input must be {head.weight.dtype} on {head.weight.device}, got "
+            f"{head_input.dtype} on {head_input.device}"
+        )
+    if not 1 <= topk <= head.most_topk:
+        raise ValueError(
+            f"topk must be in [1, {head.most_topk}] for {head.shortlist} of {head.num_tokens} "
+            f"tokens, got {topk}"
+        )
+    return reference.two_stage_topk(head_input, head, topk)
+
+
+def merge_shards(shards: Sequence[HeadTopk], offsets: Sequence[int]) -> HeadTopk:
+    """Join what tensor-parallel ranks found in their parts of the vocabulary.
+
+    Args:
+        shards: One result for each part, each [N, K], all with the same K.
+        offsets: Id of the first token of each part.
+
+    Returns:
+        The best K of all, normalised over all parts; a row is finite if it is in every part.
+    """
+    topk = shards[0].ids.shape[1]
+    log_normalizer = torch.stack([shard.log_normalizer for shard in shards]).logsumexp(0)
+    logits = [shard.log_probs + shard.log_normalizer[:, None] for shard in shards]
+    ids = [shard.ids + offset for shard, offset in zip(shards, offsets, strict=True)]
+    return reference.take_topk(
+        rank_keys(torch.cat(logits, 1), torch.cat(ids, 1)), log_normalizer, topk
+    )

@@ -1,0 +1,178 @@
+"""The two-stage head in plain torch: what the kernels must reproduce, and the path of CPUs.
+
+Matrix products run in the dtype of the weights; everything after them in float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sgl_eagle_kernels.lm_head.head import GlobalTop, HeadTopk, LocalTop, TwoStageHead
+from sgl_eagle_kernels.lm_head.order import key_ids, key_scores, rank_keys
+
+
+class Candidates(NamedTuple):
+    """What stage 1 hands to stage 2.
+
+    Attributes:
+        ids: [N, C] int64 token ids; -1 is padding.
+        dropped_log_mass: [N] float32 log-sum-exp of the low-rank scores of all other tokens.
+    """
+
+    ids: Tensor
+    dropped_log_mass: Tensor
+
+
+def choose_candidates(head_input: Tensor, head: TwoStageHead) -> Candidates:
+    """Stage 1.
+
+    Args:
+        head_input: [N, H].
+        head: Weights.
+
+    Returns:
+        C candidates of each row.
+    """
+    # A copy of our own: candidates are struck out of it.
+    scores = functional.linear(functional.linear(head_input, head.down), head.up)
+    scores = scores.to(torch.float32, copy=True)
+    if isinstance(head.shortlist, GlobalTop):
+        return _take_global(scores, head.num_candidates)
+    return _take_local(scores, head, head.shortlist)
+
+
+def _take_global(scores: Tensor, count: int) -> Candidates:
+    keys = rank_keys(scores, torch.arange(scores.shape[1], device=scores.device))
+    best = keys.topk(count, dim=-1).values
+    ids = key_ids(best)
+    scores.scatter_(1, ids, -torch.inf)
+    return _settle(ids, key_scores(best), scores.logsumexp(-1))
+
+
+def _take_local(scores: Tensor, head: TwoStageHead, shortlist: LocalTop) -> Candidates:
+    num_rows, num_tokens = scores.shape
+    padding = -num_tokens % shortlist.tile_size
+    if padding:
+        scores = functional.pad(scores, (0, padding), value=-torch.inf)
+    tiles = scores.view(num_rows, -1, shortlist.tile_size)
+    values, places = [], []
+    for _ in range(shortlist.per_tile):
+        # Of equal values max takes the first, which is the lowest id of the tile.
+        best = tiles.max(dim=-1, keepdim=True)
+        values.append(best.values)
+        places.append(best.indices)
+        tiles.scatter_(2, best.indices, -torch.inf)
+    starts = torch.arange(0, scores.shape[1], shortlist.tile_size, device=scores.device)
+    chosen = (torch.cat(places, dim=-1) + starts[:, None]).flatten(1).clamp(max=num_tokens - 1)
+    ids = chosen if head.ids is None else head.ids[chosen]
+    return _settle(ids, torch.cat(values, dim=-1).flatten(1), scores.logsumexp(-1))
+
+
+def _settle(ids: Tensor, values: Tensor, dropped_log_mass: Tensor) -> Candidates:
+    # A score of minus infinity is padding, or a token that was struck out and found again. Scores
+    # that are not numbers were struck out too, and have to reach the flag.
+    broken = (values.isnan() | values.isposinf()).any(dim=-1)
+    return Candidates(
+        ids.masked_fill(values.isneginf(), -1), dropped_log_mass.masked_fill(broken, torch.nan)
+    )
+
+
+def rank_candidates(
+    head_input: Tensor, head: TwoStageHead, candidates: Candidates, topk: int
+) -> HeadTopk:
+    """Stage 2: exact logits of the candidates, normalised over the whole vocabulary.
+
+    Args:
+        head_input: [N, H].
+        head: Weights.
+        candidates: From stage 1.
+        topk: K.
+
+    Returns:
+        The best K candidates.
+    """
+    num_rows, count = candidates.ids.shape
+    valid = candidates.ids >= 0
+    ids = candidates.ids.clamp(min=0)
+    rows = head.weight.index_select(0, ids.flatten()).view(num_rows, count, -1)
+    logits = torch.bmm(rows, head_input[:, :, None])[:, :, 0].float()
+    logits = logits.masked_fill(~valid, -torch.inf)
+    log_normalizer = torch.logaddexp(logits.logsumexp(-1), candidates.dropped_log_mass)
+    return take_topk(rank_keys(logits, ids), log_normalizer, topk)
+
+
+def take_topk(keys: Tensor, log_normalizer: Tensor, topk: int) -> HeadTopk:
+    """The best of some keyed logits.
+
+    Args:
+        keys: [N, C] int64 from `rank_keys`.
+        log_normalizer: [N] float32; a row where it is not finite is flagged.
+        topk: K, at most C.
+
+    Returns:
+        The best K of each row.
+    """
+    best = keys.topk(topk, dim=-1).values
+    finite = log_normalizer.isfinite()
+    log_probs = key_scores(best) - log_normalizer[:, None]
+    lowest = torch.arange(topk, device=keys.device)
+    return HeadTopk(
+        log_probs=log_probs.where(finite[:, None], -torch.inf),
+        ids=key_ids(best).where(finite[:, None], lowest),
+        log_normalizer=log_normalizer,
+        is_finite=finite,
+    )
+
+
+@torch.inference_mode()
+def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
+    """Both stages.
+
+    Args:
+        head_input: [N, H] in the dtype of the weights.
+        head: Weights.
+        topk: K.
+
+    Returns:
+        The best K tokens of each row.
+    """
+    candidates = choose_candidates(head_input, head)
+    return rank_candidates(head_input, head, candidates, topk)
+
+
+@torch.inference_mode()
+def full_topk(head_input: Tensor, weight: Tensor, topk: int) -> HeadTopk:
+    """The full head by the same rules of ties and of rows that are not finite.
+
+    Args:
+        head_input: [N, H] in the dtype of the weights.
+        weight: [V, H].
+        topk: K.
+
+    Returns:
+        The best K tokens of each row.
+    """
+    logits = functional.linear(head_input, weight).float()
+    keys = rank_keys(logits, torch.arange(weight.shape[0], device=weight.device))
+    return take_topk(keys, logits.logsumexp(-1), topk)
+
+
+@torch.inference_mode()
+def low_rank_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
+    """The low-rank head used directly, without a second stage: a route to compare with.
+
+    Args:
+        head_input: [N, H] in the dtype of the weights.
+        head: Weights; `weight` is not read.
+        topk: K.
+
+    Returns:
+        The best K tokens of each row, by the low-rank scores.
+    """
+    scores = functional.linear(functional.linear(head_input, head.down), head.up).float()
+    ids = torch.arange(head.num_tokens, device=scores.device) if head.ids is None else head.ids
+    return take_topk(rank_keys(scores, ids), scores.logsumexp(-1), topk)
