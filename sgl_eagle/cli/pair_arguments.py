@@ -6,17 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import non_negative_int
+from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int
 
 if TYPE_CHECKING:
     from sgl_eagle.reference.pair import Pair
 
 
-def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+def add_pair_arguments(parser: argparse.ArgumentParser, *, draft_option: bool = True) -> None:
     """Declare `--target`, `--draft`, `--dtype`, `--device` and `--threads`.
 
     Args:
         parser: The command's parser.
+        draft_option: Whether there is `--draft`; a command may take the draft in another way.
     """
     group = parser.add_argument_group("models")
     group.add_argument(
@@ -26,12 +27,13 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
         help="target in Hugging Face format, or smollm2 for the small model that the extra "
         "[reference] installs (default: smollm2)",
     )
-    group.add_argument(
-        "--draft",
-        type=Path,
-        metavar="DIR",
-        help="EAGLE checkpoint for that target (default: the head shipped for smollm2)",
-    )
+    if draft_option:
+        group.add_argument(
+            "--draft",
+            type=Path,
+            metavar="DIR",
+            help="EAGLE checkpoint for that target (default: the head shipped for smollm2)",
+        )
     group.add_argument(
         "--dtype",
         choices=("bfloat16", "float32", "float16"),
@@ -59,10 +61,29 @@ def load_pair_from(args: argparse.Namespace) -> Pair:
     Returns:
         The pair.
     """
-    import torch
-
     from sgl_eagle.reference.pair import SHIPPED_DRAFT, load_pair
+
+    prepare_device(args)
+    return load_pair(args.target, args.draft or SHIPPED_DRAFT, dtype=args.dtype, device=args.device)
+
+
+def prepare_device(args: argparse.Namespace) -> None:
+    """Set the threads and refuse a device that this machine lacks, before anything is loaded.
+
+    Args:
+        args: Parsed arguments of `add_pair_arguments`.
+
+    Raises:
+        UsageError: If `--device` names no device of this machine.
+    """
+    import torch
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    return load_pair(args.target, args.draft or SHIPPED_DRAFT, dtype=args.dtype, device=args.device)
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"--device must be a torch device of this machine, such as cpu or cuda, got "
+            f"{args.device!r}"
+        ) from error

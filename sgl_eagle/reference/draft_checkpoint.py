@@ -60,7 +60,7 @@ def load_draft(
     except CheckpointError as error:
         raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     _require_target(config, path, embed_tokens)
-    tensors = _read_tensors(path)
+    tensors = read_tensors(path)
     own_embedding = _take(tensors, "embed_tokens.weight", path, embed_tokens.shape)
     embedding = own_embedding if own_embedding is not None else embed_tokens
     mapping = _draft_to_target(tensors, config, path)
@@ -156,7 +156,19 @@ def _import_tensors(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
             view.copy_(tensors[name])
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a checkpoint as they are stored.
+
+    Args:
+        path: Folder with one or more `model*.safetensors` files.
+
+    Returns:
+        Tensors under the names of `export_tensors`, with `embed_tokens.weight`, `lm_head.weight`
+        and `d2t` where the checkpoint has them.
+
+    Raises:
+        CheckpointError: If there is no such file, one is damaged, or a name occurs twice.
+    """
     files = sorted(path.glob("model*.safetensors"))
     if not files:
         found = sorted(file.name for file in path.glob("*.bin"))

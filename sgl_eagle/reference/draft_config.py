@@ -174,6 +174,10 @@ class _ConfigFile(BaseModel):
     eagle_config: _EagleFields | None = None
 
 
+USED_KEYS = frozenset({*_ConfigFile.model_fields, *_EagleFields.model_fields})
+"""Keys of `config.json` that decide what is loaded; all others are ignored."""
+
+
 def load_draft_config(path: Path) -> DraftConfig:
     """Read the configuration of a draft checkpoint.
 

@@ -12,7 +12,7 @@ import torch
 from sgl_eagle.reference.draft_checkpoint import load_draft
 from sgl_eagle.reference.draft_config import load_draft_config
 from sgl_eagle.reference.draft_models import Draft
-from sgl_eagle.reference.loading import checkpoint_digest, load_target
+from sgl_eagle.reference.loading import LoadedTarget, checkpoint_digest, load_target
 from sgl_eagle.reference.target import Target
 from sgl_eagle_harness.errors import PromptError
 from sgl_eagle_harness.records import ModelIdentity
@@ -98,8 +98,26 @@ def load_pair(
     Raises:
         CheckpointError: If either is missing or damaged, or they do not fit each other.
     """
-    config = load_draft_config(draft)
+    load_draft_config(draft)  # a bad draft is named before seconds are spent on the target
     loaded = load_target(target, dtype=DTYPES[dtype], device=device)
+    return join_pair(loaded, draft, dtype=dtype)
+
+
+def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
+    """Load the draft of a target that is loaded already.
+
+    Args:
+        loaded: The target, in `dtype`.
+        draft: Directory of an EAGLE checkpoint.
+        dtype: One of `DTYPES`.
+
+    Returns:
+        The pair, on the target's device.
+
+    Raises:
+        CheckpointError: If the draft is missing or damaged, or does not fit the target.
+    """
+    config = load_draft_config(draft)
     num_layers = loaded.model.config.num_hidden_layers
     lean = Target(loaded.model, capture=config.hidden_state_indices(num_layers))
     model = load_draft(
@@ -108,7 +126,7 @@ def load_pair(
         lm_head=lean.lm_head,
         num_target_layers=num_layers,
         dtype=DTYPES[dtype],
-        device=torch.device(device),
+        device=lean.embed_tokens.device,
     )
     stops = loaded.model.generation_config.eos_token_id
     if stops is None:
