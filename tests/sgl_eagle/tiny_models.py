@@ -23,17 +23,17 @@ CHAT_TEMPLATE = (
 WORKLOADS = ("chat", "code")
 
 
-def write_target(folder: Path) -> Path:
+def write_target(folder: Path, *, layer_strength: float = LAYER_STRENGTH) -> Path:
     """Save the target and its tokenizer in Hugging Face format."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    make_target().save_pretrained(folder)
+    make_target(layer_strength=layer_strength).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 
 
-def make_target(**changes: Any) -> Any:
+def make_target(*, layer_strength: float = LAYER_STRENGTH, **changes: Any) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -53,8 +53,8 @@ def make_target(**changes: Any) -> Any:
     model = LlamaForCausalLM(LlamaConfig(**(sizes | changes))).eval()
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.normal_(std=LAYER_STRENGTH / HIDDEN**0.5)
-            layer.mlp.down_proj.weight.normal_(std=LAYER_STRENGTH / HIDDEN**0.5)
+            layer.self_attn.o_proj.weight.normal_(std=layer_strength / HIDDEN**0.5)
+            layer.mlp.down_proj.weight.normal_(std=layer_strength / HIDDEN**0.5)
         embedding = torch.randn(len(WORDS), HIDDEN)
         embedding *= HIDDEN**0.5 / embedding.norm(dim=-1, keepdim=True)
         model.model.embed_tokens.weight.copy_(embedding)
