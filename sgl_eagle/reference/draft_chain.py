@@ -45,7 +45,11 @@ class ChainAccuracy:
 
 
 @torch.no_grad()
-def capture_states(model: Any, tokens: Tensor, indices: tuple[int, ...]) -> TargetStates:
+def capture_states(
+    model: Any,  # noqa: ANN401  every family has its own class
+    tokens: Tensor,
+    indices: tuple[int, ...],
+) -> TargetStates:
     """Run the target over whole rows.
 
     Rows are padded at their end, which causal attention never sees: no mask is needed.
@@ -68,7 +72,8 @@ def run_chain(draft: Draft, features: Tensor, tokens: Tensor, num_steps: int) ->
 
     Step k at index i embeds token i + 1 + k, has position i + k, sees the step-0 entries up to i
     and its own chain, and predicts token i + 2 + k; that is what a draft does whose first k
-    proposals were right. Indices whose tokens lie past the end of the row give values without meaning.
+    proposals were right. Indices whose tokens lie past the end of the row give values without
+    meaning.
 
     Args:
         draft: Any draft.
@@ -98,7 +103,12 @@ def run_chain(draft: Draft, features: Tensor, tokens: Tensor, num_steps: int) ->
 
 
 @torch.no_grad()
-def count_correct(draft: Draft, model: Any, batch: TextBatch, num_steps: int) -> Tensor:
+def count_correct(
+    draft: Draft,
+    model: Any,  # noqa: ANN401  likewise
+    batch: TextBatch,
+    num_steps: int,
+) -> Tensor:
     """Chains kept by a greedy target, counted over the roots of each answer.
 
     Args:

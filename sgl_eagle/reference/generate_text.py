@@ -1,7 +1,7 @@
 """Text that the target writes itself: user turns sampled from its chat template, and its answers.
 
-Each row is one dialogue: the template up to the user turn, sometimes first words of ours, a user turn
-sampled by the target, and the target's answer at temperature 0 or 1.
+Each row is one dialogue: the template up to the user turn, sometimes first words of ours, a user
+turn sampled by the target, and the target's answer at temperature 0 or 1.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ChatFormat:
     end_of_turn: int
 
     @classmethod
-    def of(cls, tokenizer: Any) -> ChatFormat:
+    def of(cls, tokenizer: Any) -> ChatFormat:  # noqa: ANN401  transformers types no tokenizer
         """Take a template apart.
 
         Args:
@@ -246,7 +246,15 @@ class _Wave:
             state[: len(order)] = state[order]
 
     def archive(self, rows: Tensor, filled: int) -> TextRows:
-        """Copy finished rows, or those that will not be finished, to the host."""
+        """Copy finished rows, or those that will not be finished, to the host.
+
+        Args:
+            rows: [m] int64 row indices.
+            filled: Slots that are settled.
+
+        Returns:
+            The rows, free tokens as 0.
+        """
         tokens = self.tokens[rows, : self.config.max_length].to("cpu", torch.int32)
         return TextRows(
             tokens=tokens.clamp_(min=0),
@@ -257,7 +265,11 @@ class _Wave:
 
 
 @torch.no_grad()
-def generate_text(model: Any, tokenizer: Any, config: TextConfig) -> Iterator[TextRows]:
+def generate_text(
+    model: Any,  # noqa: ANN401  any Hugging Face model
+    tokenizer: Any,  # noqa: ANN401  likewise
+    config: TextConfig,
+) -> Iterator[TextRows]:
     """Generate dialogues, a wave of rows at a time.
 
     Args:
@@ -333,7 +345,12 @@ def _with_answer(parts: Sequence[TextRows]) -> TextRows:
 
 
 def write_text(
-    model: Any, tokenizer: Any, config: TextConfig, folder: Path, *, quiet: bool = False
+    model: Any,  # noqa: ANN401  any Hugging Face model
+    tokenizer: Any,  # noqa: ANN401  likewise
+    config: TextConfig,
+    folder: Path,
+    *,
+    quiet: bool = False,
 ) -> int:
     """Generate text into a folder, one safetensors file a wave.
 

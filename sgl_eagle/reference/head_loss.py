@@ -7,6 +7,7 @@ into the gradient of the head's input at once and drops it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -38,7 +39,11 @@ def soft_cross_entropy(
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, head_inputs: Tensor, target_hidden: Tensor, lm_head: Tensor, step_weights: Tensor
+        ctx: Any,  # noqa: ANN401  PyTorch's own type
+        head_inputs: Tensor,
+        target_hidden: Tensor,
+        lm_head: Tensor,
+        step_weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         num_steps, num_rows, _ = head_inputs.shape
         inputs = head_inputs.to(lm_head.dtype)
@@ -60,13 +65,16 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return (means * step_weights).sum(), means
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(
+        ctx: Any,  # noqa: ANN401  likewise
+        *grad_outputs: Tensor,
+    ) -> tuple[Tensor, None, None, None]:
         (gradients,) = ctx.saved_tensors
         return (gradients * grad_outputs[0]).to(ctx.dtype), None, None, None
 
 
 def _row_loss(draft_logits: Tensor, target_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """[n] float32 losses, and [n, V] their gradients in the draft's logits."""
+    # [n] float32 losses, and [n, V] their gradients in the draft's logits.
     target_probs = target_logits.float().softmax(dim=-1)
     draft_log_probs = draft_logits.float().log_softmax(dim=-1)
     losses = -(target_probs * draft_log_probs).sum(dim=-1)
@@ -74,6 +82,6 @@ def _row_loss(draft_logits: Tensor, target_logits: Tensor) -> tuple[Tensor, Tens
 
 
 @cache
-def _compiled_row_loss() -> Any:
+def _compiled_row_loss() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     # The number of rows varies with the last chunk of each batch.
     return torch.compile(_row_loss, dynamic=True)

@@ -90,7 +90,12 @@ class TrainConfig:
             raise SglEagleError(f"learning_rate must be in (0, 1), got {self.learning_rate}")
 
 
-def draft_config_for(target_config: Any, *, kind: DraftKind, intermediate_size: int) -> DraftConfig:
+def draft_config_for(
+    target_config: Any,  # noqa: ANN401  each family has its own class
+    *,
+    kind: DraftKind,
+    intermediate_size: int,
+) -> DraftConfig:
     """The draft that is trained for a target: its own width and heads, full vocabulary.
 
     Args:
@@ -128,7 +133,7 @@ def draft_config_for(target_config: Any, *, kind: DraftKind, intermediate_size: 
 
 
 def train_draft(
-    model: Any,
+    model: Any,  # noqa: ANN401  likewise
     rows: TextRows,
     config: TrainConfig,
     folder: Path,
@@ -192,7 +197,12 @@ def _in_words(point: CurvePoint) -> str:
 class _Trainer:
     """The draft, its optimizer and the two losses."""
 
-    def __init__(self, model: Any, rows: TextRows, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401  likewise
+        rows: TextRows,
+        config: TrainConfig,
+    ) -> None:
         self.model, self.config = model, config
         self.device: torch.device = model.lm_head.weight.device
         self.rows, self.held_out = split_held_out(rows, config.held_out_rows)
@@ -231,7 +241,15 @@ class _Trainer:
             epoch += 1
 
     def update(self, update: int, batch: TextBatch) -> Tensor:
-        """One optimizer step; returns the [S] cross entropies."""
+        """One optimizer step.
+
+        Args:
+            update: Its number, from 0.
+            batch: What to learn from.
+
+        Returns:
+            [S] float32, mean cross entropy of each draft step, in nats.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update, self.config)
         with self._autocast():
@@ -239,7 +257,7 @@ class _Trainer:
                 loss, means = self._distribution_loss(batch)
             else:
                 loss, means = self._feature_loss(batch, update)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         average_gradients(self.draft.parameters())
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), self.config.clip_norm)
         self.optimizer.step()
@@ -247,7 +265,11 @@ class _Trainer:
         return means
 
     def evaluate(self) -> ChainAccuracy:
-        """Greedy chains on the held-out rows."""
+        """Greedy chains on the held-out rows.
+
+        Returns:
+            The rates over all of them.
+        """
         counts = torch.zeros(2, EVAL_STEPS, dtype=torch.int64, device=self.device)
         with self._autocast():
             for indices in plan_batches(self.held_out, batch_tokens=16384, seed=0):
@@ -304,7 +326,7 @@ def learning_rate(update: int, config: TrainConfig) -> float:
     return config.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
-def _new_draft(model: Any, config: TrainConfig) -> Draft:
+def _new_draft(model: Any, config: TrainConfig) -> Draft:  # noqa: ANN401  likewise
     draft = build_draft(
         draft_config_for(
             model.config, kind=config.kind, intermediate_size=config.intermediate_size
