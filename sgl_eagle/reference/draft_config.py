@@ -87,6 +87,11 @@ class DraftConfig:
             raise CheckpointError(
                 f"rope_type must be one of {', '.join(STATIC_ROPE_TYPES)}, got {rope_type=}"
             )
+        if self.kind == "eagle1" and (self.fc_norm or self.norm_before_fc or self.norm_output):
+            raise CheckpointError(
+                "fc_norm, norm_before_fc and norm_output belong to EAGLE-3; an EAGLE-1 draft must "
+                "not set them"
+            )
         if self.kind == "eagle1" and self.target_hidden_size != self.hidden_size:
             raise CheckpointError(
                 f"an EAGLE-1 draft predicts the target's feature, so hidden_size must equal "

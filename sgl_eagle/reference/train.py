@@ -8,6 +8,7 @@ the distribution as a second goal (arXiv 2401.15077). Only the one decoder layer
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -182,7 +183,8 @@ def train_draft(
                 num_roots=accuracy.num_roots,
             )
             curve.append(point)
-            progress.write(f"update {done}: {_in_words(point)}")
+            if not quiet:
+                progress.write(f"update {done}: {_in_words(point)}", file=sys.stderr)
             save_draft(trainer.draft, folder)
             save_state(folder, trainer.draft, trainer.optimizer, config, curve)
     return curve
