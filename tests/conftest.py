@@ -12,6 +12,10 @@ from hypothesis import settings
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
+# Read by torch and BLAS when they load. The arrays of tests are so small that threads only wait for
+# each other, and for minutes on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Example times vary with whatever else the machine does. In CI the same examples every time: a red
 # run there must mean that the change is at fault.
 settings.register_profile("default", deadline=None)

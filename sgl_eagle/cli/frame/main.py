@@ -7,7 +7,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from sgl_eagle.cli.frame.arguments import (
     UsageError,
@@ -72,8 +71,7 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
 
 def _without_command(argv: Sequence[str]) -> int:
     parser = _top_parser()
-    built = [name for name in COMMANDS if find_spec(f"sgl_eagle.cli.{name}")]
-    lines = [f"  {name:<10} {read_help(name)}" for name in built]
+    lines = [f"  {name:<10} {read_help(name)}" for name in COMMANDS]
     parser.epilog = "\n".join(
         ["commands:", *lines, "", "`sgl-eagle COMMAND --help` explains one and shows an example."]
     )
