@@ -1,1 +1,18 @@
-"""SGLang plugin: the only code of the project that imports sglang."""
+"""Plugin for stock SGLang: `--speculative-algorithm SGL_EAGLE`."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Entry point `sglang.srt.plugins`: runs once in every process that SGLang starts.
+
+    SGLang logs and swallows what a plugin raises, so the success line is the proof that it ran.
+    """
+    import logging
+
+    from sgl_eagle.plugin.algorithm import ALGORITHM_NAME, register_algorithm
+    from sgl_eagle.plugin.server_flags import add_policy_flag
+
+    register_algorithm()
+    add_policy_flag()
+    logging.getLogger(__name__).info("registered --speculative-algorithm %s", ALGORITHM_NAME)

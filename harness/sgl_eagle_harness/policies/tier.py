@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from pydantic import Field
 
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.records import Record
-from sgl_eagle_harness.types import BatchContext, FloatArray
+from sgl_eagle_harness.types import BatchContext, BoolArray, FloatArray
 
 
 class TierConfig(Record):
@@ -104,3 +106,25 @@ class SpeculationTier:
             self.speculates = speculates
             self.dwell_steps = 1
         return speculates
+
+
+def choose_rows(
+    policy: SpecPolicy, batch: BatchContext, tiers: Sequence[SpeculationTier]
+) -> BoolArray:
+    """Tiers of the next step of requests that are decoded together.
+
+    Args:
+        policy: Asked once for all rows.
+        batch: B rows.
+        tiers: The B requests' tiers; updated.
+
+    Returns:
+        [B] bool, whether to speculate.
+    """
+    if not isinstance(policy, TieredPolicy):
+        chosen = policy.should_speculate(batch).tolist()
+        return np.array([tier._enter(bool(row)) for tier, row in zip(tiers, chosen, strict=True)])
+    values = zip(tiers, *policy.tier_values(batch), strict=True)
+    return np.array(
+        [tier.choose_by_value(float(s), float(p), policy.tier) for tier, s, p in values]
+    )

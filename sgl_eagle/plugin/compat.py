@@ -1,0 +1,296 @@
+"""Every SGLang symbol that the plugin uses, and everything that differs between its versions."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgl_eagle_harness.errors import SglEagleError
+
+OLDEST_VERSION = (0, 5, 17)
+FIRST_UNKNOWN_VERSION = (0, 6, 0)
+
+
+class EngineVersionError(SglEagleError, RuntimeError):
+    """An SGLang that this plugin does not know."""
+
+
+def sglang_version() -> str:
+    """Version of the installed SGLang.
+
+    Returns:
+        E.g. "0.5.21".
+    """
+    return importlib.metadata.version("sglang")
+
+
+def require_known_version(version: str) -> None:
+    """Refuse a version whose worker interface was never looked at.
+
+    Args:
+        version: E.g. "0.5.21" or "0.5.21.post1".
+
+    Raises:
+        EngineVersionError: If it is outside the range that pyproject.toml names.
+    """
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if not OLDEST_VERSION <= numbers < FIRST_UNKNOWN_VERSION:
+        raise EngineVersionError(
+            f"SGL_EAGLE needs sglang>=0.5.17,<0.6, got sglang {version}; "
+            'install one with pip install "sgl-eagle[sglang]"'
+        )
+
+
+def speculative_algorithms() -> Any:
+    """SGLang's enumeration of algorithms, which also registers new ones.
+
+    Returns:
+        `SpeculativeAlgorithm`.
+    """
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    return SpeculativeAlgorithm
+
+
+def custom_algorithm_class() -> Any:
+    """Base class of registered algorithms.
+
+    Returns:
+        `CustomSpecAlgo`.
+    """
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    return CustomSpecAlgo
+
+
+def make_future_map(algorithm: Any, *args: Any, **kwargs: Any) -> Any:
+    """Relay of one step's results to the next under overlap scheduling.
+
+    Args:
+        algorithm: Our algorithm.
+        *args: What the scheduler passed after the device.
+        **kwargs: The same by name.
+
+    Returns:
+        A `FutureMap`.
+    """
+    from sglang.srt.managers.overlap_utils import FutureMap
+
+    device, *rest = args
+    return FutureMap(device, algorithm, *rest, **kwargs)
+
+
+def eagle_worker_class() -> Any:
+    """SGLang's own EAGLE worker, whose prefill, draft-extend and memory pools serve here too.
+
+    Returns:
+        `EAGLEWorkerV2`.
+    """
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    return EAGLEWorkerV2
+
+
+def hook_registry() -> tuple[Any, Any]:
+    """SGLang's registry of hooks on its own functions.
+
+    Returns:
+        `HookRegistry` and `HookType`.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    return HookRegistry, HookType
+
+
+def page_size() -> int:
+    """Tokens of one page of the running server's key-value cache.
+
+    Returns:
+        The resolved page size.
+    """
+    from sglang.srt.runtime_context import get_schedule
+
+    return int(get_schedule().page_size)
+
+
+def prepare_draft_batch(worker: Any, batch: Any) -> Any:
+    """Reserve the draft's cache slots and make the batch of its forward passes.
+
+    Args:
+        worker: SGLang's draft worker.
+        batch: The running batch; its `spec_info` is the latest draft input.
+
+    Returns:
+        A `ForwardBatch` of B * topk rows, with `out_cache_loc` for all draft steps.
+    """
+    from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
+
+    forward_batch, _ = prepare_for_draft(
+        batch.spec_info,
+        worker.req_to_token_pool,
+        batch,
+        None,  # no graph: steps run one by one, since each may be the last
+        worker.draft_runner,
+        worker.topk,
+        worker.speculative_num_steps,
+    )
+    return forward_batch
+
+
+def run_draft_step(worker: Any, forward_batch: Any, step: int) -> tuple[Tensor, Tensor]:
+    """One forward pass of the draft model over B * topk rows.
+
+    Args:
+        worker: SGLang's draft worker, its attention metadata planned.
+        forward_batch: Rows with tokens, positions, hidden states and slots of this step.
+        step: 0-based draft step, which says how many draft slots a row reads.
+
+    Returns:
+        [B * topk, V'] logits and [B * topk, H] hidden states.
+    """
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    backend = worker.draft_attn_backend.attn_backends[step]
+    with forward_context(ForwardContext(attn_backend=backend)):
+        output = worker.draft_runner.forward(forward_batch).logits_output
+    return output.next_token_logits, output.hidden_states
+
+
+@contextlib.contextmanager
+def draft_context() -> Iterator[None]:
+    """Process-wide settings under which SGLang runs its draft model.
+
+    Yields:
+        None.
+    """
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
+
+    with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
+        yield
+
+
+def copy_cache_rows(runner: Any, source: Tensor, destination: Tensor) -> None:
+    """Copy key-value rows of every layer of the draft; the two may overlap.
+
+    SGLang's own copy kernel reads and writes block by block, which a permutation of rows would
+    corrupt; indexing reads everything first.
+
+    Args:
+        runner: The draft's model runner.
+        source: [R] int64 slots.
+        destination: [R] int64 slots, distinct.
+    """
+    pool = runner.token_to_kv_pool
+    for buffer in (*pool.k_buffer, *pool.v_buffer):
+        buffer[destination] = buffer[source]
+
+
+def tree_mask_is_full(target_worker: Any) -> bool:
+    """Whether the target's attention reads masks over prefix and tree, or over the tree alone.
+
+    Args:
+        target_worker: Owner of the attention backend.
+
+    Returns:
+        True for rows of length prefix + M, False for rows of length M.
+    """
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
+
+    buffer = getattr(target_worker.model_runner.attn_backend, "verify_mask", None)
+    mode = default_tree_mask_mode() if buffer is None else buffer.mode
+    return bool(mode == TreeMaskMode.FULL_MASK)
+
+
+def make_verify_input(**fields: Any) -> Any:
+    """SGLang's description of the trees to verify.
+
+    Args:
+        **fields: Token, mask, position and link arrays, and the sizes.
+
+    Returns:
+        An `EagleVerifyInput`.
+    """
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    return EagleVerifyInput(
+        **fields,
+        retrieve_cum_len=None,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+    )
+
+
+def run_verify(
+    worker: Any, batch: Any, *, num_draft_tokens: int, num_steps: int, grammar_barrier: Any
+) -> Any:
+    """Target pass over the trees in `batch.spec_info`, sampling and compaction.
+
+    Args:
+        worker: Our worker.
+        batch: The running batch.
+        num_draft_tokens: Nodes of every tree, root included.
+        num_steps: Depth of the deepest tree.
+        grammar_barrier: What the scheduler passed.
+
+    Returns:
+        A `GenerationBatchResult`; its draft input lacks the children that draft-extend adds.
+    """
+    from sglang.srt.speculative.eagle_worker_common import run_eagle_verify
+
+    arguments: dict[str, Any] = {
+        "target_worker": worker.target_worker,
+        "req_to_token_pool": worker.req_to_token_pool,
+        "token_to_kv_pool_allocator": worker.token_to_kv_pool_allocator,
+        "plan_stream": worker.plan_stream,
+        "plan_stream_ctx": worker.plan_stream_ctx,
+        "topk": worker.topk,
+        "num_steps": num_steps,  # up to 0.5.20
+        "num_draft_tokens": num_draft_tokens,
+        "device": worker.device,
+        "metadata_ready_pre_pad": False,
+        "finalize_tree_path": True,
+        "grammar_barrier": grammar_barrier,
+    }
+    known = inspect.signature(run_eagle_verify).parameters
+    return run_eagle_verify(batch, **{name: arguments[name] for name in arguments if name in known})
+
+
+def extend_draft(worker: Any, batch: Any, result: Any, num_draft_tokens: int) -> None:
+    """Bring the draft's cache up to date and add the children of the next roots to the result.
+
+    Args:
+        worker: SGLang's draft worker.
+        batch: The batch that was verified.
+        result: What verify returned; its draft input is completed.
+        num_draft_tokens: Nodes of every verified tree, root included.
+    """
+    upper_limit = worker.speculative_num_draft_tokens
+    worker.speculative_num_draft_tokens = num_draft_tokens
+    try:
+        worker._draft_extend_for_decode(batch, result)
+    finally:
+        worker.speculative_num_draft_tokens = upper_limit
+
+
+def hot_tokens(worker: Any) -> Tensor | None:
+    """Target ids of a reduced draft vocabulary.
+
+    Args:
+        worker: SGLang's draft worker.
+
+    Returns:
+        [V'] int64, or None where the vocabularies are the same.
+    """
+    ids: Tensor | None = worker.hot_token_id
+    return None if ids is None else ids.to(torch.int64)

@@ -1,0 +1,95 @@
+"""Which policy the server runs, and whether it fits the server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sgl_eagle.plugin.server_flags import POLICY_VARIABLE
+from sgl_eagle_harness.errors import PolicyConfigError
+from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.policy_file import load_policy_file
+from sgl_eagle_harness.policies.price import PricePolicy
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.types import TreeLimits
+
+SGLANG_ENGINE = "sglang"
+"""`CostSetup.engine` of a cost table that was measured on a server."""
+
+
+def startup_policy() -> SpecPolicy | None:
+    """The default policy of the file that `--sgl-eagle-policy` or `SGL_EAGLE_POLICY` names.
+
+    Returns:
+        The policy; None without a file.
+    """
+    path = os.environ.get(POLICY_VARIABLE)
+    return None if not path else load_policy_file(Path(path)).build()
+
+
+def choose_policy(limits: TreeLimits) -> SpecPolicy:
+    """The policy to serve.
+
+    Args:
+        limits: Upper limits of the server.
+
+    Returns:
+        The policy of the file, else EAGLE-2 at the server's limits.
+    """
+    policy = startup_policy()
+    return Eagle2Policy(limits=limits) if policy is None else policy
+
+
+def require_within(policy: TreeLimits, server: TreeLimits) -> None:
+    """Refuse a policy that could build a larger tree than the server has room for.
+
+    Args:
+        policy: Limits of the policy.
+        server: Upper limits of the server.
+
+    Raises:
+        PolicyConfigError: Names the flag, its value and what the policy needs.
+    """
+    for flag, needed, given in (
+        ("--speculative-num-steps", policy.num_steps, server.num_steps),
+        ("--speculative-eagle-topk", policy.topk, server.topk),
+        ("--speculative-num-draft-tokens", policy.num_draft_tokens, server.num_draft_tokens),
+    ):
+        if given < needed:
+            raise PolicyConfigError(
+                f"{flag} must be at least {needed}, which the policy file needs, got {given}; "
+                "leave the flag out to take the policy's"
+            )
+
+
+def require_measured(policy: SpecPolicy, *, max_running_requests: int, context_length: int) -> None:
+    """Refuse a price policy that would have to guess a cost while serving.
+
+    Args:
+        policy: Any policy; only the price policy asks for costs.
+        max_running_requests: Largest batch of the server.
+        context_length: Longest context of the server, in tokens.
+
+    Raises:
+        PolicyConfigError: If the table was measured on another engine, or does not reach the
+            server's largest batch or longest context.
+    """
+    if not isinstance(policy, PricePolicy):
+        return
+    costs = policy.costs
+    if costs.setup.engine != SGLANG_ENGINE:
+        raise PolicyConfigError(
+            f"the policy's cost table must be measured on engine={SGLANG_ENGINE!r}, got "
+            f"engine={costs.setup.engine!r}: its prices do not hold in this server"
+        )
+    for flag, value, grids in (
+        ("--max-running-requests", max_running_requests, "batch_size"),
+        ("--context-length", context_length, "context_len"),
+    ):
+        for name in ("target", "draft", "draft_extend"):
+            axis = getattr(getattr(costs, name), grids)
+            if value > axis[-1]:
+                raise PolicyConfigError(
+                    f"{flag} must be at most {axis[-1]}, the largest {grids} of the policy's "
+                    f"cost table ({name}), got {value}"
+                )

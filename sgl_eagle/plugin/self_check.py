@@ -1,0 +1,96 @@
+"""Start-up checks: what would fail silently, or only under load, is refused with its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sgl_eagle_harness.errors import SglEagleError
+
+
+class ServerConfigError(SglEagleError, ValueError):
+    """A server argument that SGL_EAGLE does not support."""
+
+
+_Check = tuple[str, Callable[[Any], bool], str]
+
+UNSUPPORTED: tuple[_Check, ...] = (
+    (
+        "speculative_draft_model_path",
+        lambda value: value is None,
+        "must name an EAGLE-3 draft checkpoint",
+    ),
+    (
+        "speculative_use_rejection_sampling",
+        bool,
+        "must be off: trees are verified with the target-only rule",
+    ),
+    ("speculative_adaptive", bool, "must be off: SGL_EAGLE's own policy chooses the tree"),
+    (
+        "speculative_accept_threshold_single",
+        lambda value: value != 1.0,
+        "must be 1.0: anything else is not lossless",
+    ),
+    (
+        "speculative_accept_threshold_acc",
+        lambda value: value != 1.0,
+        "must be 1.0: anything else is not lossless",
+    ),
+    ("speculative_token_map", bool, "must be left out: EAGLE-3 checkpoints carry their own (d2t)"),
+    ("enable_multi_layer_eagle", bool, "must be off: the draft has one layer"),
+    ("enable_dp_attention", bool, "must be off: ranks would have to agree on every tree"),
+    (
+        "tp_size",
+        lambda value: value > 1,
+        "must be 1: ranks do not share the decision yet",
+    ),
+    ("pp_size", lambda value: value > 1, "must be 1: trees are drafted and verified on one stage"),
+    (
+        "disaggregation_mode",
+        lambda value: value not in (None, "null"),
+        "must be 'null': prefill and decode share the draft's state",
+    ),
+    ("enable_lora", bool, "must be off: confidences are calibrated without adapters"),
+    ("lora_paths", bool, "must be empty: confidences are calibrated without adapters"),
+    (
+        "page_size",
+        lambda value: value not in (None, 1),
+        "must be 1: branches of a tree do not fill pages",
+    ),
+)
+"""Server argument, whether its value is refused, and why."""
+
+
+def refuse_unsupported(server_args: Any) -> None:
+    """Refuse server arguments under which SGL_EAGLE would be wrong or was never tried.
+
+    Args:
+        server_args: SGLang's record of arguments; fields that its version lacks are skipped.
+
+    Raises:
+        ServerConfigError: Names every refused flag, its value and what is allowed.
+    """
+    problems = []
+    for field, is_refused, reason in UNSUPPORTED:
+        value = getattr(server_args, field, None)
+        missing_is_refused = field == "speculative_draft_model_path"
+        if (value is not None or missing_is_refused) and is_refused(value):
+            problems.append(f"--{field.replace('_', '-')} {reason}, got {value!r}")
+    if problems:
+        raise ServerConfigError("SGL_EAGLE: " + "; ".join(problems))
+
+
+def require_page_size_one(page_size: int) -> None:
+    """Refuse a page size that SGLang chose after the arguments were checked.
+
+    Args:
+        page_size: Tokens of one cache page.
+
+    Raises:
+        ServerConfigError: If it is not 1.
+    """
+    if page_size != 1:
+        raise ServerConfigError(
+            f"SGL_EAGLE: --page-size must be 1: branches of a tree do not fill pages, got "
+            f"{page_size}, which the attention backend chose; choose another backend"
+        )

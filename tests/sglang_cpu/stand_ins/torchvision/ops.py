@@ -1,0 +1,1 @@
+from torchvision.absent import make_absent as __getattr__  # noqa: F401  (PEP 562)

@@ -1,0 +1,3 @@
+from torchvision.absent import make_absent as __getattr__  # noqa: F401  (PEP 562)
+from torchvision.transforms import InterpolationMode  # noqa: F401
+from torchvision.transforms.v2 import functional  # noqa: F401
