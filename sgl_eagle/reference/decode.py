@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from sgl_eagle_harness.policies.tier import SpeculationTier
 from torch import Tensor
 
 from sgl_eagle.reference.draft_models import Draft
@@ -21,6 +20,7 @@ from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.draft_loop import verify_tree as select_tree
 from sgl_eagle_harness.errors import PromptError
 from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.policies.tier import SpeculationTier
 from sgl_eagle_harness.types import (
     NO_NODE,
     BatchContext,
