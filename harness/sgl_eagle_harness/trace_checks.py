@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sgl_eagle_harness.dense_trace import DenseTrace, spell_text
 from sgl_eagle_harness.errors import TraceError
+from sgl_eagle_harness.records import ModelIdentity
 from sgl_eagle_harness.trace_schema import MERGED_FIELDS, TraceHeader
 from sgl_eagle_harness.types import NO_NODE
 
@@ -54,7 +55,7 @@ def check_same_setup(first: TraceHeader, other: TraceHeader, names: tuple[str, s
         TraceError: Naming every field that differs.
     """
     differing = [
-        f"{field}: {getattr(first, field)!r} and {getattr(other, field)!r}"
+        f"{field}: {_shown(getattr(first, field))} and {_shown(getattr(other, field))}"
         for field in MERGED_FIELDS
         if getattr(first, field) != getattr(other, field)
     ]
@@ -65,6 +66,12 @@ def check_same_setup(first: TraceHeader, other: TraceHeader, names: tuple[str, s
         raise TraceError(
             f"{names[0]} and {names[1]} were recorded differently: {'; '.join(differing)}"
         )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, ModelIdentity):
+        return f"{value.name} ({value.sha256[:12]})"
+    return repr(value)
 
 
 def check_node_groups(

@@ -6,6 +6,7 @@ import argparse
 import typing
 from pathlib import Path
 
+from sgl_eagle.cli.frame.arguments import non_negative_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 
@@ -41,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what temperature scaling minimises (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the choice of held-out prompts (default: 0)"
+        "--seed",
+        type=non_negative_int,
+        default=0,
+        help="of the choice of held-out prompts (default: 0)",
     )
     parser.epilog = (
         "A third of each workload's prompts is held out of the fit; the scores are theirs alone.\n"

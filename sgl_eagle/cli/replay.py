@@ -8,7 +8,7 @@ import typing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import positive_int
+from sgl_eagle.cli.frame.arguments import non_negative_int, positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 
 if typing.TYPE_CHECKING:
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="requests that decode together, simulated in a closed loop (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of request order and bootstrap")
+    parser.add_argument(
+        "--seed", type=non_negative_int, default=0, help="of request order and bootstrap"
+    )
     parser.add_argument(
         "--benchmark", action="store_true", help="also time the replay itself, on one core"
     )

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle_tuner.report.render import render_report
 
     out: Path = args.out or args.run_dir / "report.html"
-    require_writable(out, "--out")
+    require_writable(out, "--out" if args.out else "RUN_DIR")
     html = render_report(load_report(args.run_dir / REPORT_FILE))
     write_text(out, html)
     result = {"report": str(out), "num_bytes": len(html.encode("utf-8"))}

@@ -6,7 +6,7 @@ import argparse
 import typing
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import positive_int
+from sgl_eagle.cli.frame.arguments import non_negative_int, positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 from sgl_eagle.cli.frame.progress import progress
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=non_negative_int,
         default=StudyConfig.seed,
         help="of split, sampler, bootstrap (default: %(default)s)",
     )

@@ -69,17 +69,26 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 if everything agrees, 1 if not.
+
+    Raises:
+        CostTableError: If the costs were measured on another setup than this one.
     """
     from sgl_eagle.cli.record import prompt_source
+    from sgl_eagle.reference.profile import cost_setup
     from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
     from sgl_eagle.reference.recorder import RecordConfig
     from sgl_eagle.reference.validate import validate_pair
     from sgl_eagle_harness.cost_file import load_cost_file
+    from sgl_eagle_harness.errors import CostTableError
 
     costs = load_cost_file(args.cost).to_table()
     prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
     prompts = select_prompts(prompts, per_workload=args.limit)
     pair = load_pair_from(args)
+    try:
+        costs.require_setup(cost_setup(pair))
+    except CostTableError as error:
+        raise CostTableError(f"--cost {args.cost}: {error}") from error
     with ExitStack() as bars:
 
         def on_stage(name: str, total: int, unit: str) -> Callable[[int], None]:

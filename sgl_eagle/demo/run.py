@@ -15,7 +15,7 @@ from sgl_eagle.demo.report_data import DemoFindings, build_report
 from sgl_eagle.demo.results import MEASURED_ROLES, MeasuredWorkload
 from sgl_eagle.demo.stages import StageClock
 from sgl_eagle.reference.decode import Engine
-from sgl_eagle.reference.measure import EncodedPrompt, measure_policies
+from sgl_eagle.reference.measure import EncodedPrompt, encode_prompts, measure_policies
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.profile import ProfileConfig, measure_costs
 from sgl_eagle.reference.prompts import Prompt
@@ -93,8 +93,11 @@ def run_demo(demo: Demo) -> DemoReport:
         The report's numbers, which lie in the folder too.
     """
     here = collect_provenance(seed=demo.config.seed)
-    prompts = [encode_prompt(demo.pair, prompt) for prompt in demo.held_out]
-    cost_file = _profile(demo, here)
+    length = demo.config.max_new_tokens
+    prompts = encode_prompts(demo.pair, demo.held_out, max_new_tokens=length)
+    tune_prompts = encode_prompts(demo.pair, demo.tune_prompts, max_new_tokens=length)
+    longest = length + max(len(prompt.tokens) for prompt in (*prompts, *tune_prompts))
+    cost_file = _profile(demo, longest, here)
     tuning = _record(demo, demo.tune_prompts, "tune", here)
     held_out = _record(demo, demo.held_out, "held_out", here)
     with demo.clock.stage("calibrate") as notes:
@@ -122,21 +125,6 @@ def run_demo(demo: Demo) -> DemoReport:
     return report
 
 
-def encode_prompt(pair: Pair, prompt: Prompt) -> EncodedPrompt:
-    """Put a prompt's first turn into the target's chat template.
-
-    Args:
-        pair: Knows the template.
-        prompt: The prompt.
-
-    Returns:
-        The prompt as the engine takes it.
-    """
-    return EncodedPrompt(
-        id=prompt.id, workload=prompt.workload, tokens=pair.encode(prompt.turns[0])
-    )
-
-
 def calibrate(tuning: DenseTrace, held_out: DenseTrace) -> list[CalibrationResult]:
     """Fit every kind of map and judge the better one.
 
@@ -151,12 +139,9 @@ def calibrate(tuning: DenseTrace, held_out: DenseTrace) -> list[CalibrationResul
     return check_calibration(calibration, DRAWN_CALIBRATION, held_out, CALIBRATION_LIMITS)
 
 
-def _profile(demo: Demo, here: RunProvenance) -> CostFile:
-    longest = demo.config.max_new_tokens + max(
-        len(encode_prompt(demo.pair, prompt).tokens)
-        for prompt in (*demo.tune_prompts, *demo.held_out)
-    )
-    last = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+def _profile(demo: Demo, longest: int, here: RunProvenance) -> CostFile:
+    rounded = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+    last = min(rounded, demo.pair.target.dims.max_positions)
     config = ProfileConfig(
         context_len=(1, *range(CONTEXT_STEP, last, CONTEXT_STEP), last),
         num_repeats=demo.config.profile_repeats,

@@ -13,7 +13,7 @@ from sgl_eagle.reference.check_weights import check_head, check_storage, check_v
 from sgl_eagle.reference.draft_checkpoint import read_tensors
 from sgl_eagle.reference.draft_config import DraftConfig, load_draft_config
 from sgl_eagle.reference.loading import LoadedTarget, load_target
-from sgl_eagle.reference.measure import EncodedPrompt
+from sgl_eagle.reference.measure import encode_prompts
 from sgl_eagle.reference.pair import DTYPES, Pair, join_pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle_harness.errors import CheckpointError
@@ -167,17 +167,7 @@ class _Inspection:
         return pair
 
     def run_smoke(self, pair: Pair, prompts: Sequence[Prompt], on_run: Callable[[], None]) -> None:
-        encoded = [
-            EncodedPrompt(
-                id=prompt.id, workload=prompt.workload, tokens=pair.encode(prompt.turns[0])
-            )
-            for prompt in prompts
-        ]
-        run = run_smoke(
-            pair,
-            encoded,
-            self.config.limits,
-            max_new_tokens=self.config.max_new_tokens,
-            on_run=on_run,
-        )
+        length = self.config.max_new_tokens
+        encoded = encode_prompts(pair, prompts, max_new_tokens=length)
+        run = run_smoke(pair, encoded, self.config.limits, max_new_tokens=length, on_run=on_run)
         self.rows += judge_smoke(run)

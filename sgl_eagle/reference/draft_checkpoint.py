@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sgl_eagle.reference.draft_config import DraftConfig, dump_draft_config, load_draft_config
 from sgl_eagle.reference.draft_models import Draft, build_draft
+from sgl_eagle.reference.head_factors import load_two_stage_head
 from sgl_eagle_harness.errors import CheckpointError, OutputError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -65,17 +66,22 @@ def load_draft(
     embedding = own_embedding if own_embedding is not None else embed_tokens
     mapping = _draft_to_target(tensors, config, path)
     head = _choose_head(tensors, config, path, embedding, lm_head)
-    draft = build_draft(
-        config,
-        embed_tokens=embedding.to(device, dtype),
-        lm_head=head.to(device, dtype),
-        draft_to_target=None if mapping is None else mapping.to(device),
-        eagle1_input_layernorm="layers.0.input_layernorm.weight" in tensors,
-    )
+    try:
+        draft = build_draft(
+            config,
+            embed_tokens=embedding.to(device, dtype),
+            lm_head=head.to(device, dtype),
+            draft_to_target=None if mapping is None else mapping.to(device),
+            eagle1_input_layernorm="layers.0.input_layernorm.weight" in tensors,
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     expected = export_tensors(draft)
     _require_same_tensors(expected, tensors, path)
     _import_tensors(draft, tensors)
-    return draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    draft = draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    draft.two_stage_head = load_two_stage_head(path, draft.lm_head)
+    return draft
 
 
 def save_draft(draft: Draft, path: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

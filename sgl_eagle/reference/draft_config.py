@@ -75,12 +75,13 @@ class DraftConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise CheckpointError(
                 f"num_attention_heads must be a multiple of num_key_value_heads, got "
-                f"{self.num_attention_heads=}, {self.num_key_value_heads=}"
+                f"num_attention_heads={self.num_attention_heads}, "
+                f"num_key_value_heads={self.num_key_value_heads}"
             )
         if self.draft_vocab_size > self.vocab_size:
             raise CheckpointError(
-                f"draft_vocab_size must be at most vocab_size, got {self.draft_vocab_size=}, "
-                f"{self.vocab_size=}"
+                f"draft_vocab_size must be at most vocab_size, got "
+                f"draft_vocab_size={self.draft_vocab_size}, vocab_size={self.vocab_size}"
             )
         rope_type = self.rope_parameters.get("rope_type", "default")
         if rope_type not in STATIC_ROPE_TYPES:
@@ -95,7 +96,8 @@ class DraftConfig:
         if self.kind == "eagle1" and self.target_hidden_size != self.hidden_size:
             raise CheckpointError(
                 f"an EAGLE-1 draft predicts the target's feature, so hidden_size must equal "
-                f"target_hidden_size, got {self.hidden_size=}, {self.target_hidden_size=}"
+                f"target_hidden_size, got hidden_size={self.hidden_size}, "
+                f"target_hidden_size={self.target_hidden_size}"
             )
 
     @property
@@ -226,7 +228,8 @@ def parse_draft_config(raw: Mapping[str, Any], *, source: str) -> DraftConfig:
         return _resolve(parsed, top)
     except ValidationError as error:
         faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
+            f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
+            for fault in error.errors()
         )
         raise CheckpointError(f"{source}: {faults}") from error
     except CheckpointError as error:

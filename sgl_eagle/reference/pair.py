@@ -14,7 +14,7 @@ from sgl_eagle.reference.draft_config import load_draft_config
 from sgl_eagle.reference.draft_models import Draft
 from sgl_eagle.reference.loading import LoadedTarget, checkpoint_digest, load_target
 from sgl_eagle.reference.target import Target
-from sgl_eagle_harness.errors import PromptError
+from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.records import ModelIdentity
 
 SHIPPED_DRAFT = Path(str(files("sgl_eagle") / "assets" / "draft"))
@@ -53,20 +53,12 @@ class Pair:
 
         Returns:
             Token ids up to where the answer begins.
-
-        Raises:
-            PromptError: If the prompt leaves no room for an answer.
         """
         ids = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": user_turn}],
             add_generation_prompt=True,
             return_dict=False,
         )
-        longest = self.target.dims.max_positions
-        if len(ids) >= longest:
-            raise PromptError(
-                f"a prompt may have at most {longest - 1} tokens on this target, got {len(ids)}"
-            )
         return tuple(ids)
 
     def decode(self, tokens: tuple[int, ...]) -> str:
@@ -117,9 +109,14 @@ def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
     Raises:
         CheckpointError: If the draft is missing or damaged, or does not fit the target.
     """
+    _require_chat_template(loaded)
     config = load_draft_config(draft)
     num_layers = loaded.model.config.num_hidden_layers
-    lean = Target(loaded.model, capture=config.hidden_state_indices(num_layers))
+    try:
+        capture = config.hidden_state_indices(num_layers)
+    except CheckpointError as error:
+        raise CheckpointError(f"{draft / 'config.json'}: {error}") from error
+    lean = Target(loaded.model, capture=capture)
     model = load_draft(
         draft,
         embed_tokens=lean.embed_tokens,
@@ -153,3 +150,15 @@ def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
         ),
         dtype=dtype,
     )
+
+
+def _require_chat_template(loaded: LoadedTarget) -> None:
+    try:
+        loaded.tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}], add_generation_prompt=True
+        )
+    except Exception as error:  # whatever a template runs into, and transformers without one
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"the tokenizer of the target {loaded.name} needs a chat template that works: {reason}"
+        ) from error

@@ -112,7 +112,15 @@ def measure_costs(pair: Pair, config: ProfileConfig, *, on_cell: Callable[[], No
 
     Returns:
         The table, for batch size 1.
+
+    Raises:
+        CostTableError: If a context is longer than the target's.
     """
+    longest = pair.target.dims.max_positions
+    if config.context_len[-1] > longest:
+        raise CostTableError(
+            f"context_len must be at most {longest} on this target, got {config.context_len[-1]}"
+        )
     cells = [
         cell
         for column, context in enumerate(config.context_len)

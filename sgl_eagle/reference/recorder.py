@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from sgl_eagle.reference.measure import encode_prompts
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.record import RecordedText, decode_texts, record_text
 from sgl_eagle.reference.sampling import GREEDY, Sampling
 from sgl_eagle_harness.dense_trace import PromptTrace
-from sgl_eagle_harness.errors import OutputError
+from sgl_eagle_harness.errors import OutputError, TreeLimitsError
 from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
 from sgl_eagle_harness.trace_store import SHARD_SUFFIX, write_dense_shard
+from sgl_eagle_harness.types import MAX_STEPS, MAX_TOPK
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,17 @@ class RecordConfig:
     max_new_tokens: int = 128
     rows: int = 8
     sampling: Sampling = GREEDY
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_steps <= MAX_STEPS:
+            raise TreeLimitsError(
+                f"num_steps must be in [1, {MAX_STEPS}], got num_steps={self.num_steps}"
+            )
+        beams = list(self.beams)
+        if not beams or beams != sorted(set(beams)) or beams[0] < 1 or beams[-1] > MAX_TOPK:
+            raise TreeLimitsError(
+                f"beams must be distinct, ascending and in [1, {MAX_TOPK}], got beams={beams}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +81,8 @@ def record_prompts(
 ) -> RecordSummary:
     """Decode every prompt and record the draft at each of its positions.
 
-    Prompts of one workload are decoded in groups, and every group becomes one shard. An interrupt
-    still writes the prompts of the current group that are finished.
+    Prompts of one workload are decoded in groups, and every group becomes one shard. Whatever ends
+    the session early, the prompts of the current group that are finished are still written.
 
     Args:
         pair: Target and draft.
@@ -81,29 +97,41 @@ def record_prompts(
         What was written.
 
     Raises:
+        BaseException: Any, an interrupt included, after the finished prompts have been written.
         OutputError: If the folder holds shards already, or cannot be written.
     """
     if out.is_dir() and any(out.glob(f"*{SHARD_SUFFIX}")):
         raise OutputError(f"{out} holds a recording already: choose another folder or remove it")
+    encoded = {
+        prompt.id: prompt.tokens
+        for prompt in encode_prompts(pair, prompts, max_new_tokens=config.max_new_tokens)
+    }
     header = trace_header(pair, config, source=source, commit=commit)
     policy = RecordingPolicy(num_steps=config.num_steps, beams=config.beams)
     shards: list[Path] = []
-    num_positions = 0
+    num_kept = num_positions = 0
     for index, group in enumerate(_groups(prompts, config.rows)):
+        path = out / f"{group[0].workload}-{index:05d}{SHARD_SUFFIX}"
         finished: list[PromptTrace] = []
         try:
-            for text in _decode_group(pair, group, config, on_tokens):
+            tokens = [encoded[prompt.id] for prompt in group]
+            for text in _decode_group(pair, group, tokens, config, on_tokens):
                 finished.append(
                     record_text(
                         pair.target, pair.draft, text, policy=policy, sampling=config.sampling
                     )
                 )
                 on_tokens(len(text.completion))
-        finally:
-            if finished:
-                shards.append(out / f"{group[0].workload}-{index:05d}{SHARD_SUFFIX}")
-                write_dense_shard(shards[-1], header, finished)
-                num_positions += sum(len(trace.next_token) for trace in finished)
+            write_dense_shard(path, header, finished)
+        except BaseException:
+            if finished:  # written again if an interrupt fell into the writing itself
+                write_dense_shard(path, header, finished)
+            num_kept += len(finished)
+            logger.warning("stopped early: %s holds the %d prompts that were done", out, num_kept)
+            raise
+        num_kept += len(finished)
+        shards.append(path)
+        num_positions += sum(len(trace.next_token) for trace in finished)
     return RecordSummary(
         shards=tuple(shards), num_prompts=len(prompts), num_positions=num_positions
     )
@@ -161,9 +189,12 @@ def _groups(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
 
 
 def _decode_group(
-    pair: Pair, group: list[Prompt], config: RecordConfig, on_tokens: Callable[[int], None]
+    pair: Pair,
+    group: list[Prompt],
+    encoded: list[tuple[int, ...]],
+    config: RecordConfig,
+    on_tokens: Callable[[int], None],
 ) -> list[RecordedText]:
-    encoded = [pair.encode(prompt.turns[0]) for prompt in group]
     completions: list[tuple[int, ...]] = [() for _ in group]
     for newest in decode_texts(
         pair.target,

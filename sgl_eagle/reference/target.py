@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sgl_eagle_harness.errors import CheckpointError
+from sgl_eagle_harness.types import MAX_STEPS
 
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers this forward pass reproduces (tests compare the logits)."""
@@ -341,12 +342,19 @@ def _rotary_tables(
     dims: TargetDims,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    # The model's own rotary module covers every rope scaling that transformers knows.
+    # The model's own rotary module covers every rope scaling that transformers knows. Trees may
+    # reach past the longest context, with nodes that can never be emitted; their angles are asked
+    # for apart, since the angles of some scalings depend on the largest position asked for.
     rotary = model.model.rotary_emb
-    positions = torch.arange(dims.max_positions, device=model.lm_head.weight.device)[None]
-    sample = torch.zeros(1, dtype=torch.float32, device=positions.device)
+    device = model.lm_head.weight.device
+    sample = torch.zeros(1, dtype=torch.float32, device=device)
+    end = dims.max_positions
     with torch.inference_mode():
-        cos, sin = rotary(sample, positions)
+        parts = [
+            rotary(sample, torch.arange(start, stop, device=device)[None])
+            for start, stop in ((0, end), (end, end + MAX_STEPS))
+        ]
+    cos, sin = (torch.cat(tables, dim=1)[0] for tables in zip(*parts, strict=True))
     half = dims.head_dim // 2
-    signed = torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
-    return cos[0].to(dtype), signed.to(dtype)
+    signed = torch.cat([-sin[:, :half], sin[:, half:]], dim=-1)
+    return cos.to(dtype), signed.to(dtype)

@@ -15,7 +15,7 @@ from sgl_eagle.reference.comparison import (
     compare_texts,
 )
 from sgl_eagle.reference.decode import Engine
-from sgl_eagle.reference.measure import EncodedPrompt, measure_policies
+from sgl_eagle.reference.measure import encode_prompts, measure_policies
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.recorder import RecordConfig, record_prompts
@@ -105,10 +105,7 @@ def validate_pair(
     budget = 2 * config.max_new_tokens * len(prompts)
     trace = _record(pair, prompts, config, source, on_stage("record", budget, "tok"))
     specs = {**static_specs(config), "price": price_spec(trace, costs)}
-    encoded = [
-        EncodedPrompt(id=prompt.id, workload=prompt.workload, tokens=pair.encode(prompt.turns[0]))
-        for prompt in prompts
-    ]
+    encoded = encode_prompts(pair, prompts, max_new_tokens=config.max_new_tokens)
     built = {name: spec.build(costs) for name, spec in (("plain", PlainSpec()), *specs.items())}
     advance = on_stage("decode", len(built) * len(encoded), "run")
     measured = measure_policies(

@@ -10,6 +10,7 @@ from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import TraceError
 from sgl_eagle_harness.policies.policy_file import PolicyFile, PolicyProvenance
 from sgl_eagle_harness.policies.registry import PolicySpec
+from sgl_eagle_harness.trace_checks import check_same_setup
 from sgl_eagle_harness.trace_schema import SourceFile
 from sgl_eagle_tuner.prompt_split import split_prompts, workloads_of
 from sgl_eagle_tuner.prompt_totals import PromptTotals, join_totals
@@ -137,10 +138,11 @@ def split_inputs(
         The two traces.
 
     Raises:
-        TraceError: If a prompt is in both.
+        TraceError: If a prompt is in both, or they were recorded differently.
     """
     if held_out is None:
         return split_prompts(trace, seed=seed)
+    check_same_setup(trace.header, held_out.header, ("the traces to tune on", "those held out"))
     shared = sorted(set(trace.prompt_ids) & set(held_out.prompt_ids))
     if shared:
         raise TraceError(
