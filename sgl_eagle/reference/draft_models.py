@@ -22,11 +22,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from sgl_eagle.reference.best_tokens import best_tokens
 from sgl_eagle.reference.draft_config import DraftConfig
+from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_kernels.lm_head import TwoStageHead, rank_tokens
 
 HEAD_ROWS = 64
 """Rows that the two-stage head scores together: it gathers a shortlist of head rows for each."""
-from sgl_eagle_harness.errors import CheckpointError
 
 
 class Projection(NamedTuple):

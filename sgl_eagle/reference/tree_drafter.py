@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgl_eagle.reference.best_tokens import best_tokens
 from sgl_eagle.reference.chain_attention import attend_prefix_and_chain
 from sgl_eagle.reference.draft_models import Draft
 from sgl_eagle_harness.types import NO_NODE, BoolArray, Children, IntArray
@@ -219,8 +218,7 @@ class TreeDrafter:
         num_rows, width = valid.shape
         # Padding is left out of the head, which is most of a draft step.
         kept = torch.from_numpy(valid).to(head_input.device)
-        log_probs, ids = best_tokens(self._draft.head(head_input[kept]), topk)
-        ids = self._draft.to_target_ids(ids)
+        log_probs, ids = self._draft.best_children(head_input[kept], topk)
         self._tokens = ids.new_zeros((num_rows, width, topk))
         self._tokens[kept] = ids
         self._tokens = self._tokens.view(num_rows, width * topk)

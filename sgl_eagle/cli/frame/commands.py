@@ -19,6 +19,7 @@ COMMANDS = (
     "check",
     "validate",
     "train",
+    "head",
 )
 """In the order in which `sgl-eagle --help` lists them: `sgl_eagle.cli.<name>` holds each."""
 
