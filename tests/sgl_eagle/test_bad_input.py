@@ -1,0 +1,470 @@
+"""Every command on input that cannot be used: one line, exit code 1 or 2, nothing half written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch installed")
+pytest.importorskip("transformers", reason="needs transformers installed")
+
+import tiny_models  # noqa: E402
+
+from sgl_eagle.cli import main  # noqa: E402
+from sgl_eagle.reference import recorder  # noqa: E402
+from sgl_eagle_harness.trace_store import read_dense_trace  # noqa: E402
+
+ONE_PROMPT = {"id": "a", "workload": "qa", "turns": ["w1 w2"]}
+
+
+@pytest.fixture(scope="module")
+def pair(target_folder, good_draft):
+    models = ["--target", str(target_folder), "--draft", str(good_draft)]
+    return [*models, "--dtype", "float32", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, pair, prompt_file):
+    """Folder with a recording, its cost table and its policy."""
+    folder = tmp_path_factory.mktemp("work")
+    traces, cost = str(folder / "traces"), str(folder / "cost.json")
+    sizes = ["--max-new-tokens", "24", "--num-steps", "3", "--beams", "1,2"]
+    record = ["record", "--prompts", str(prompt_file), "--out", traces, *sizes]
+    assert main([*record, *pair]) == 0
+    assert main(["profile", "--out", cost, "--repeats", "1", "--context", "1", "40", *pair]) == 0
+    policy = ["--out", str(folder / "policy.json"), "--trials", "8", "--quiet"]
+    assert main(["tune", traces, "--cost", cost, *policy]) == 0
+    return folder
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """Runs a command that must fail in one line, and returns that line."""
+
+    def run(*argv, codes=(1, 2)):
+        files = set(tmp_path.rglob("*"))
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in argv])
+        except SystemExit as stop:  # argparse
+            code = stop.code
+        out, err = capsys.readouterr()
+        assert code in codes
+        assert out == ""
+        *before_it, message = err.splitlines()
+        assert before_it == [] or before_it[0].startswith("usage: ")
+        assert message.startswith(f"sgl-eagle {argv[0]}: error: ")
+        assert set(tmp_path.rglob("*")) == files
+        return message
+
+    return run
+
+
+def truncate(path: Path) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return path
+
+
+TRACE_COMMANDS = {
+    "calibrate": [],
+    "replay": ["--policy", "plain"],
+    "tune": ["--out", "x.json"],
+}
+
+
+@pytest.mark.parametrize("command", TRACE_COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "missing does not exist"),
+        ("empty", "empty holds no trace"),
+        ("truncated.parquet", "truncated.parquet is truncated or not a Parquet file"),
+        ("text.parquet", "text.parquet is truncated or not a Parquet file"),
+    ],
+)
+def test_traces_that_cannot_be_read(work, tmp_path, refused, command, name, message):
+    (tmp_path / "empty").mkdir()
+    shard = next((work / "traces").iterdir())
+    truncate(Path(shutil.copy(shard, tmp_path / "truncated.parquet")))
+    (tmp_path / "text.parquet").write_text("not a table, but a long enough text")
+    options = [tmp_path / o if o == "x.json" else o for o in TRACE_COMMANDS[command]]
+    cost = [] if command == "calibrate" else ["--cost", work / "cost.json"]
+    assert message in refused(command, tmp_path / name, *cost, *options)
+
+
+COST_COMMANDS = {
+    "replay": ["{traces}", "--policy", "plain"],
+    "tune": ["{traces}", "--out", "{out}"],
+    "validate": ["--prompts", "{prompts}", "{pair}"],
+}
+
+
+@pytest.mark.parametrize("command", COST_COMMANDS)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Path.unlink, "cannot read {path}: No such file or directory"),
+        (truncate, "{path} is not JSON"),
+        (lambda path: tiny_models.edit_json(path, decide_us="x"), "{path}: decide_us: Input sho"),
+        (lambda path: tiny_models.edit_json(path, schema_version=9), "{path}: schema_version must"),
+    ],
+    ids=["missing", "truncated", "field", "version"],
+)
+def test_cost_tables_that_cannot_be_read(
+    work, prompt_file, pair, tmp_path, refused, command, fault, message
+):
+    path = Path(shutil.copy(work / "cost.json", tmp_path))
+    fault(path)
+    known = {"{traces}": [work / "traces"], "{prompts}": [prompt_file], "{pair}": pair}
+    known["{out}"] = [tmp_path / "x.json"]
+    options = [part for word in COST_COMMANDS[command] for part in known.get(word, [word])]
+    assert message.format(path=path) in refused(command, *options, "--cost", path)
+
+
+def test_costs_of_another_machine_may_be_replayed_but_not_run(
+    work, prompt_file, pair, tmp_path, refused
+):
+    payload = json.loads((work / "cost.json").read_text())
+    payload["setup"]["device"] = "NVIDIA H200"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(payload))
+    message = refused("validate", "--prompts", prompt_file, *pair, "--cost", other)
+    assert f"--cost {other}: the cost table was measured on another setup" in message
+    assert "device: measured on 'NVIDIA H200', running " in message
+    assert main(["replay", str(work / "traces"), "--cost", str(other), "--policy", "plain"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (truncate, "policy.json is not JSON"),
+        (lambda path: tiny_models.edit_json(path, schema_version=9), "schema_version must be 1"),
+        (lambda path: tiny_models.edit_json(path, default=None), "default: Field required"),
+        (Path.unlink, "--policy must be a file, plain, eagle1, chain-STEPS or eagle2-STEPS-TOPK"),
+    ],
+    ids=["truncated", "version", "field", "missing"],
+)
+def test_policies_that_cannot_be_read(work, tmp_path, refused, fault, message):
+    path = Path(shutil.copy(work / "policy.json", tmp_path))
+    fault(path)
+    costs = ["--cost", work / "cost.json"]
+    assert message in refused("replay", work / "traces", *costs, "--policy", path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eagle2-99-4-8", "num_steps must be in [1, 32], got num_steps=99"),
+        ("eagle2-5-4-70", "num_draft_tokens must be in [2, 69] for num_steps=5, topk=4"),
+        ("eagle2-5-50-8", "topk must be in [1, 32], got topk=50"),
+    ],
+)
+def test_impossible_trees_name_the_largest_legal_value(work, refused, name, message):
+    costs = ["--cost", work / "cost.json"]
+    assert message in refused("replay", work / "traces", *costs, "--policy", name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (shutil.rmtree, "--target must be 'smollm2' or a directory with config.json, got "),
+        (lambda path: truncate(path / "model.safetensors"), "cannot load a target from "),
+        (lambda path: truncate(path / "config.json"), "cannot load a target from "),
+        (lambda path: (path / "tokenizer.json").unlink(), "cannot load a target from "),
+        (
+            lambda path: tiny_models.edit_tensors(path, model__norm__weight=None),
+            "1 tensors of the target are missing, e.g. model.norm.weight",
+        ),
+        (
+            lambda path: tiny_models.edit_json(path / "config.json", num_hidden_layers=7),
+            "tensors of the target are not in its configuration, e.g. model.layers.7.",
+        ),
+        (
+            lambda path: (path / "chat_template.jinja").unlink(),
+            "the tokenizer of the target model needs a chat template that works",
+        ),
+        (
+            lambda path: (path / "chat_template.jinja").write_text("{{ a.b.c }}"),
+            "needs a chat template that works: 'a' is undefined",
+        ),
+        (
+            lambda path: tiny_models.edit_json(path / "config.json", model_type="gpt2"),
+            "the checkpoint is incomplete or its config.json is another model's",
+        ),
+    ],
+    ids=[
+        *("missing", "weights", "config", "tokenizer", "tensor", "layers"),
+        *("no-template", "template", "architecture"),
+    ],
+)
+def test_targets_that_cannot_be_used(
+    target_folder, good_draft, prompt_file, tmp_path, refused, fault, message
+):
+    target = shutil.copytree(target_folder, tmp_path / "model")
+    fault(target)
+    models = ["--target", target, "--draft", good_draft, "--dtype", "float32"]
+    out = ["--prompts", prompt_file, "--out", tmp_path / "out"]
+    assert message in refused("record", *models, *out, "--quiet")
+
+
+def config_with(**changes):
+    return lambda path: tiny_models.edit_json(path / "config.json", **changes)
+
+
+@pytest.mark.parametrize("command", ["record", "profile", "validate", "demo"])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (shutil.rmtree, "config.json: cannot be read: No such file"),
+        (lambda path: truncate(path / "config.json"), "config.json: not valid JSON"),
+        (lambda path: truncate(path / "model.safetensors"), "model.safetensors: cannot be read"),
+        (config_with(vocab_size=500), "vocab_size 500 differs from the target's 96"),
+    ],
+    ids=["missing", "config", "weights", "vocabulary"],
+)
+def test_drafts_that_cannot_be_used_by_any_command(
+    work, target_folder, good_draft, tmp_path, refused, command, fault, message
+):
+    draft = shutil.copytree(good_draft, tmp_path / "draft")
+    fault(draft)
+    models = ["--target", target_folder, "--draft", draft, "--dtype", "float32"]
+    costs = ["--cost", work / "cost.json"]
+    output = costs if command == "validate" else ["--out", tmp_path / "out"]
+    assert message in refused(command, *models, *output, "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (config_with(target_hidden_size=80, hidden_size=80), "differs from the target's 64"),
+        (
+            config_with(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 17]}),
+            "config.json: eagle_aux_hidden_state_layer_ids must be in [0, 6] for a target of 8",
+        ),
+        (
+            config_with(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+            "config.json: head_dim 16 and rope_parameters ",
+        ),
+        (config_with(head_dim=15), "config.json: head_dim 15 and rope_parameters "),
+        (
+            config_with(num_attention_heads=5),
+            "num_attention_heads must be a multiple of num_key_value_heads, got "
+            "num_attention_heads=5, num_key_value_heads=2",
+        ),
+        (
+            lambda path: tiny_models.edit_tensors(path, d2t=torch.full((96,), 5)),
+            "tensor d2t must map draft ids to distinct target ids in [0, 96), found [5, 100]",
+        ),
+        (lambda path: (path / "config.json").write_text("[]"), "config.json: the file: Input sho"),
+    ],
+    ids=["hidden", "layers", "rope", "head", "heads", "d2t", "list"],
+)
+def test_drafts_of_another_target(
+    target_folder, random_draft, prompt_file, tmp_path, refused, fault, message
+):
+    draft = shutil.copytree(random_draft, tmp_path / "draft")
+    fault(draft)
+    models = ["--target", target_folder, "--draft", draft, "--dtype", "float32"]
+    out = ["--prompts", prompt_file, "--out", tmp_path / "out"]
+    assert message in refused("record", *models, *out, "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num-steps", "99"], "num_steps must be in [1, 32], got num_steps=99"),
+        (["--beams", "4,2"], "beams must be distinct, ascending and in [1, 32], got beams=[4, 2]"),
+        (["--beams", "1,99"], "beams must be distinct, ascending and in [1, 32], got beams=[1, 9"),
+        (["--beams", "a"], "--beams must be numbers with commas, like 1,2,4,8, got 'a'"),
+        (["--temperature", "nan"], "temperature must be in [0, 10], got nan"),
+        (["--device", "nowhere"], "--device must be a torch device of this machine, such as cpu"),
+        (["--max-new-tokens", "5000"], "max_new_tokens must be at most 1017, got 5000"),
+        (["--split", "neither"], "--split: invalid choice: 'neither'"),
+    ],
+    ids=lambda value: "".join(value[:2]) if isinstance(value, list) else "",
+)
+def test_recordings_that_are_impossible(pair, prompt_file, tmp_path, refused, options, message):
+    files = ["--prompts", prompt_file, "--out", tmp_path / "out"]
+    assert message in refused("record", *files, *pair, *options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.jsonl: holds no prompt"),
+        ("{", "p.jsonl, line 1: the line: Invalid JSON"),
+        (json.dumps(ONE_PROMPT | {"split": "tune"}), "none of the 1 prompts belongs to the split"),
+        (
+            json.dumps(ONE_PROMPT | {"turns": ["w1 " * 1010]}),
+            "prompt 'a' has 1013 tokens, so that on this target of 1024 positions max_new_tokens "
+            "must be at most 11, got 128",
+        ),
+    ],
+    ids=["empty", "json", "split", "long"],
+)
+def test_prompts_that_cannot_be_used(pair, tmp_path, refused, text, message):
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    files = ["--prompts", path, "--out", tmp_path / "out", "--split", "held_out"]
+    assert message in refused("record", *files, *pair)
+
+
+@pytest.mark.parametrize("context", [["5", "1"], ["1", "5000"]], ids=" ".join)
+def test_profiles_that_are_impossible(pair, tmp_path, refused, context):
+    message = refused("profile", "--out", tmp_path / "c.json", *pair, "--context", *context)
+    assert "context_len must be " in message
+
+
+def test_contexts_outside_the_cost_table(work, prompt_file, pair, refused):
+    files = ["--prompts", prompt_file, "--cost", work / "cost.json", "--max-new-tokens", "60"]
+    assert "in the measured range [1, 40]" in refused("validate", *files, *pair, "--limit", "1")
+
+
+WRITERS = {
+    "record": ["--prompts", "{prompts}", "{pair}"],
+    "profile": ["{pair}"],
+    "calibrate": ["{traces}"],
+    "tune": ["{traces}", "--cost", "{cost}"],
+    "report": ["{work}"],
+    "demo": ["{pair}"],
+    "train": ["--target", "{target}"],
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+@pytest.mark.parametrize("name", ["file/below", "/proc/out"], ids=["below a file", "proc"])
+def test_outputs_that_cannot_be_written(
+    work, prompt_file, pair, target_folder, tmp_path, refused, command, name
+):
+    (tmp_path / "file").write_text("in place of a folder")
+    known = {"{traces}": [work / "traces"], "{prompts}": [prompt_file], "{pair}": pair}
+    known |= {"{cost}": [work / "cost.json"], "{work}": [work], "{target}": [target_folder]}
+    options = [part for word in WRITERS[command] for part in known.get(word, [word])]
+    message = refused(command, *options, "--out", tmp_path / name)
+    assert f"--out {tmp_path / name} cannot be written: " in message
+
+
+def test_recording_never_overwrites_another(work, prompt_file, pair, refused):
+    files = ["--prompts", prompt_file, "--out", work / "traces"]
+    assert "holds a recording already" in refused("record", *files, *pair)
+
+
+@pytest.fixture(scope="module")
+def foreign(work, target_folder, random_draft, prompt_file):
+    """A recording of another draft."""
+    folder = work / "foreign"
+    sizes = ["--max-new-tokens", "8", "--num-steps", "3", "--beams", "1,2", "--quiet"]
+    files = ["--prompts", prompt_file, "--out", folder]
+    models = ["--target", target_folder, "--draft", random_draft, "--dtype", "float32"]
+    assert main([str(part) for part in ["record", *files, *models, *sizes]]) == 0
+    return folder
+
+
+def test_traces_of_different_drafts_are_never_joined(work, foreign, tmp_path, refused):
+    both = "were recorded differently: draft: good ("
+    files = ["--cost", work / "cost.json", "--out", tmp_path / "x.json"]
+    assert both in refused("tune", work / "traces", foreign, *files)
+    assert both in refused("tune", work / "traces", "--held-out", foreign, *files)
+    assert both in refused("calibrate", work / "traces", foreign)
+
+
+def test_policy_and_costs_of_another_draft_are_refused(work, foreign, refused):
+    files = [foreign, "--cost", work / "cost.json"]
+    message = refused("replay", *files, "--policy", work / "policy.json")
+    assert "policy.json: tuned for the draft good (" in message
+    message = refused("replay", *files, "--policy", "plain")
+    assert "the cost table was measured with the draft good (" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read {path}: No such file"),
+        ('{"a":', "{path} is not JSON"),
+        ("{}", "{path}: schema_version must be 1"),
+    ],
+    ids=["missing", "truncated", "empty"],
+)
+def test_reports_that_cannot_be_read(tmp_path, refused, content, message):
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    assert message.format(path=path) in refused("report", tmp_path)
+
+
+def test_debug_shows_where_it_failed(work, capsys):
+    assert main(["calibrate", str(work / "none"), "--debug"]) == 1
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == f"sgl-eagle calibrate: error: trace {work / 'none'} does not exist"
+
+
+def test_interrupt_between_prompts_keeps_those_that_were_finished(
+    pair, prompt_file, tmp_path, monkeypatch, capsys
+):
+    finished = []
+
+    def record_two(*args, **kwargs):
+        if len(finished) == 2:
+            raise KeyboardInterrupt
+        finished.append(None)
+        return record_text(*args, **kwargs)
+
+    record_text = recorder.record_text
+    monkeypatch.setattr(recorder, "record_text", record_two)
+    out = tmp_path / "out"
+    sizes = ["--max-new-tokens", "8", "--num-steps", "2", "--beams", "1,2"]
+    assert main(["record", "--prompts", str(prompt_file), "--out", str(out), *sizes, *pair]) == 130
+    assert f"{out} holds the 2 prompts that were done" in capsys.readouterr().err
+    assert read_dense_trace(out).prompt_ids == ["chat-0", "chat-1"]
+
+
+def test_interrupt_while_writing_loses_nothing(pair, prompt_file, tmp_path, monkeypatch):
+    calls = []
+
+    def interrupted_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        write(*args)
+
+    write = recorder.write_dense_shard
+    monkeypatch.setattr(recorder, "write_dense_shard", interrupted_once)
+    out = tmp_path / "out"
+    sizes = ["--max-new-tokens", "8", "--num-steps", "2", "--beams", "1,2", "--rows", "3"]
+    assert main(["record", "--prompts", str(prompt_file), "--out", str(out), *sizes, *pair]) == 130
+    assert read_dense_trace(out).num_prompts == 3
+
+
+def test_ctrl_c_keeps_what_was_finished(pair, tmp_path):
+    prompts = tiny_models.write_prompts(tmp_path / "p.jsonl", num_prompts=12)
+    out = tmp_path / "out"
+    sizes = ["--max-new-tokens", "400", "--num-steps", "4", "--beams", "1,2,4", "--rows", "1"]
+    command = [sys.executable, "-m", "sgl_eagle.cli", "record", "--prompts", str(prompts)]
+    process = subprocess.Popen(
+        [*command, "--out", str(out), *sizes, *pair],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("*.parquet")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "sgl-eagle record: interrupted"
+    assert "Traceback" not in err
+    trace = read_dense_trace(out)
+    assert 1 <= trace.num_prompts < 24
+    assert f"holds the {trace.num_prompts} prompts that were done" in err
+    assert {path.suffix for path in out.iterdir()} == {".parquet"}
