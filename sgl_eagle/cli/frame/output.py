@@ -84,8 +84,10 @@ def _plain(value: object) -> object:
         return dataclasses.asdict(value)
     if isinstance(value, Path):
         return str(value)
-    for method in ("model_dump", "tolist"):  # pydantic, NumPy: recognised without importing them
-        if hasattr(value, method):
-            plain: object = getattr(value, method)()
-            return plain
+    if hasattr(value, "model_dump"):  # pydantic and NumPy are recognised without importing them
+        dumped: object = value.model_dump(mode="json")
+        return dumped
+    if hasattr(value, "tolist"):
+        listed: object = value.tolist()
+        return listed
     raise TypeError(f"{type(value).__name__} has no JSON form")
