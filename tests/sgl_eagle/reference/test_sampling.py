@@ -7,7 +7,7 @@ from scipy import stats
 torch = pytest.importorskip("torch", reason="needs torch installed")
 
 from sgl_eagle.reference.best_tokens import best_tokens  # noqa: E402
-from sgl_eagle.reference.sampling import Sampling, choose_token, target_probs  # noqa: E402
+from sgl_eagle.reference.sampling import Sampling, choose_token, target_probs, uniform_at  # noqa: E402
 from sgl_eagle.reference.verify import walk_tree  # noqa: E402
 from sgl_eagle_harness.errors import PolicyConfigError  # noqa: E402
 from sgl_eagle_harness.types import DraftTree  # noqa: E402
@@ -45,6 +45,8 @@ def toy_tree(root: int) -> DraftTree:
 
 
 TREES = [toy_tree(root) for root in range(VOCAB)]
+LOGITS = [TABLE[tree.tokens] for tree in TREES]
+"""What the target says after every node of each tree."""
 
 
 def sample_pair(seed: int, walk) -> tuple[int, int]:
@@ -52,8 +54,9 @@ def sample_pair(seed: int, walk) -> tuple[int, int]:
     emitted: list[int] = []
     sampling = Sampling(temperature=1.0, seed=seed)
     while len(emitted) < 2:
-        tree = TREES[emitted[-1] if emitted else 0]
-        outcome = walk(tree, TABLE[tree.tokens], sampling, len(emitted))
+        last = emitted[-1] if emitted else 0
+        tree = TREES[last]
+        outcome = walk(tree, LOGITS[last], sampling, len(emitted))
         emitted += [*tree.tokens[outcome.path].tolist(), outcome.bonus_token]
     return emitted[0], emitted[1]
 
@@ -99,6 +102,16 @@ def test_token_depends_on_seed_and_index_alone():
     assert first == again[::-1]
     assert len(set(first)) > 5
     assert first != [choose_token(logits, Sampling(temperature=1.0, seed=8), i) for i in range(20)]
+
+
+def test_uniform_numbers_are_uniform_over_seeds_and_over_positions():
+    for draws in (
+        [uniform_at(seed, 0) for seed in range(20_000)],
+        [uniform_at(3, index) for index in range(20_000)],
+    ):
+        assert 0.0 <= min(draws) < max(draws) < 1.0
+        assert stats.kstest(draws, "uniform").pvalue > REJECT_BELOW
+        assert abs(np.corrcoef(draws[1:], draws[:-1])[0, 1]) < 0.03
 
 
 def test_top_k_and_top_p_keep_the_smallest_sufficient_sets():
