@@ -26,3 +26,11 @@ def random_draft(tmp_path_factory):
 @pytest.fixture(scope="session")
 def prompt_file(tmp_path_factory):
     return tiny_models.write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl")
+
+
+@pytest.fixture(scope="session")
+def loaded_pair(target_folder, good_draft):
+    """The good pair in float32."""
+    from sgl_eagle.reference.pair import load_pair
+
+    return load_pair(str(target_folder), good_draft, dtype="float32")
