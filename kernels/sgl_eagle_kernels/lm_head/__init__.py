@@ -36,6 +36,9 @@ __all__ = [
 def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
     """The most probable tokens of every row, by the two-stage head.
 
+    Runs the Triton kernels on CUDA and plain torch elsewhere. On CUDA it neither synchronises with
+    the host nor depends on values, so it can be captured in a graph.
+
     Args:
         head_input: [N, H] in the dtype of the weights.
         head: Weights.
@@ -61,6 +64,11 @@ def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
             f"topk must be in [1, {head.most_topk}] for {head.shortlist} of {head.num_tokens} "
             f"tokens, got {topk}"
         )
+    if head_input.is_cuda:
+        # Imported late: only CUDA machines need Triton.
+        from sgl_eagle_kernels.lm_head._triton import two_stage_topk
+
+        return two_stage_topk(head_input.contiguous(), head, topk)
     return reference.two_stage_topk(head_input, head, topk)
 
 
