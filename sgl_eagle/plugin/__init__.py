@@ -10,8 +10,8 @@ def register() -> None:
     """
     import logging
 
-    from sgl_eagle.plugin.algorithm import ALGORITHM_NAME, register_algorithm
-    from sgl_eagle.plugin.server_flags import add_policy_flag
+    from sgl_eagle.plugin.algorithm import register_algorithm
+    from sgl_eagle.plugin.server_flags import ALGORITHM_NAME, add_policy_flag
 
     register_algorithm()
     add_policy_flag()

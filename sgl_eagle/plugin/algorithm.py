@@ -6,8 +6,7 @@ from typing import Any
 
 from sgl_eagle.plugin import compat
 from sgl_eagle.plugin.server_arguments import resolve_server_args
-
-ALGORITHM_NAME = "SGL_EAGLE"
+from sgl_eagle.plugin.server_flags import ALGORITHM_NAME
 
 
 class SglEagleAlgorithm(compat.custom_algorithm_class()):  # type: ignore[misc]  # untyped base

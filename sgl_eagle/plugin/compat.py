@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sgl_eagle.plugin.tree_sampling import draw_tokens
 from sgl_eagle_harness.errors import SglEagleError
+from sgl_eagle_harness.types import NO_NODE
 
 OLDEST_VERSION = (0, 5, 17)
 FIRST_UNKNOWN_VERSION = (0, 6, 0)
@@ -264,6 +267,55 @@ def run_verify(
     }
     known = inspect.signature(run_eagle_verify).parameters
     return run_eagle_verify(batch, **{name: arguments[name] for name in arguments if name in known})
+
+
+def replace_sampler() -> None:
+    """Make verification sample where SGLang's would not.
+
+    On a CPU it commits the most probable token whatever the temperature, and it never applies
+    `min_p`. Its own call comes first: that applies penalties, bias and grammar to the logits.
+    """
+    from sglang.srt.speculative import eagle_worker_common
+
+    if getattr(eagle_worker_common.eagle_sample, "func", None) is not _sample:
+        sampler = functools.partial(_sample, eagle_worker_common.eagle_sample)
+        eagle_worker_common.eagle_sample = sampler
+
+
+def _sample(
+    original: Any, verify_input: Any, batch: Any, logits_output: Any, *args: Any, **kwargs: Any
+) -> Any:
+    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
+
+    chosen = original(verify_input, batch, logits_output, *args, **kwargs)
+    sampling = batch.sampling_info
+    ignored = batch.device == "cpu" or sampling.need_min_p_sampling
+    if sampling.is_all_greedy or batch.forward_mode.is_idle() or not ignored:
+        return chosen
+    num_draft_tokens = verify_input.draft_token_num
+    rows = {
+        "temperatures": sampling.temperatures.flatten(),
+        "top_ks": sampling.top_ks,
+        "top_ps": sampling.top_ps,
+        "min_ps": sampling.min_ps,
+    }
+    drawn = draw_tokens(
+        logits_output.next_token_logits,
+        **{name: values.repeat_interleave(num_draft_tokens) for name, values in rows.items()},
+    )
+    predict, num_accept_tokens, accept_index = chosen
+    predict, accept_index, num_correct_drafts = verify_tree_greedy_func(
+        predicts=torch.zeros_like(predict),
+        accept_index=torch.full_like(accept_index, NO_NODE),
+        accept_token_num=torch.empty_like(num_accept_tokens),
+        candidates=verify_input.draft_token.view(-1, num_draft_tokens),
+        retrieve_index=verify_input.retrieve_index,
+        retrieve_next_token=verify_input.retrieve_next_token,
+        retrieve_next_sibling=verify_input.retrieve_next_sibling,
+        target_predict=drawn.view(-1, num_draft_tokens),
+        topk=verify_input.tree_topk,
+    )
+    return predict, num_correct_drafts + 1, accept_index
 
 
 def extend_draft(worker: Any, batch: Any, result: Any, num_draft_tokens: int) -> None:

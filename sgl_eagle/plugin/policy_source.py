@@ -82,14 +82,14 @@ def require_measured(policy: SpecPolicy, *, max_running_requests: int, context_l
             f"the policy's cost table must be measured on engine={SGLANG_ENGINE!r}, got "
             f"engine={costs.setup.engine!r}: its prices do not hold in this server"
         )
-    for flag, value, grids in (
+    for flag, largest, axis_name in (
         ("--max-running-requests", max_running_requests, "batch_size"),
         ("--context-length", context_length, "context_len"),
     ):
-        for name in ("target", "draft", "draft_extend"):
-            axis = getattr(getattr(costs, name), grids)
-            if value > axis[-1]:
+        for grid in (costs.target, costs.draft, costs.draft_extend):
+            axis = getattr(grid, axis_name)
+            if axis[0] > 1 or axis[-1] < largest:
                 raise PolicyConfigError(
-                    f"{flag} must be at most {axis[-1]}, the largest {grids} of the policy's "
-                    f"cost table ({name}), got {value}"
+                    f"{flag} must be in [{axis[0]}, {axis[-1]}], the {axis_name} that the "
+                    f"policy's cost table measured ({grid.kind}), got 1 to {largest}"
                 )

@@ -53,6 +53,11 @@ UNSUPPORTED: tuple[_Check, ...] = (
     ("enable_lora", bool, "must be off: confidences are calibrated without adapters"),
     ("lora_paths", bool, "must be empty: confidences are calibrated without adapters"),
     (
+        "enable_deterministic_inference",
+        bool,
+        "must be off: verification draws without the request's seed",
+    ),
+    (
         "page_size",
         lambda value: value not in (None, 1),
         "must be 1: branches of a tree do not fill pages",

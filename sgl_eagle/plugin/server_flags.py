@@ -6,7 +6,10 @@ import argparse
 import os
 from typing import Any
 
-from sgl_eagle.plugin.compat import hook_registry
+ALGORITHM_NAME = "SGL_EAGLE"
+"""Value of SGLang's --speculative-algorithm."""
+
+POLICY_FLAG = "--sgl-eagle-policy"
 
 POLICY_VARIABLE = "SGL_EAGLE_POLICY"
 """Environment variable that names the policy file; the flag sets it."""
@@ -17,6 +20,8 @@ _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
 def add_policy_flag() -> None:
     """Hook the flag into SGLang's parser, which has no interface for flags of plugins."""
+    from sgl_eagle.plugin.compat import hook_registry
+
     registry, hook_type = hook_registry()
     registry.register(f"{_SERVER_ARGS}.add_cli_args", _declare_flag, hook_type.AFTER)
     registry.register(f"{_SERVER_ARGS}.from_cli_args", _export_flag, hook_type.BEFORE)
@@ -24,7 +29,7 @@ def add_policy_flag() -> None:
 
 def _declare_flag(result: Any, parser: argparse.ArgumentParser) -> Any:
     parser.add_argument(
-        "--sgl-eagle-policy",
+        POLICY_FLAG,
         dest=_DEST,
         metavar="FILE",
         help=f"policy file of SGL_EAGLE (default: the variable {POLICY_VARIABLE})",

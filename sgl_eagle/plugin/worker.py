@@ -26,6 +26,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
     def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(server_args, *args, **kwargs)
         require_page_size_one(compat.page_size())
+        compat.replace_sampler()
         limits = TreeLimits(
             num_steps=self.speculative_num_steps,
             topk=self.topk,

@@ -32,11 +32,7 @@ def count_steps(pair, policy_file, prompts, length):
     )
     engine, policy = Engine(target, draft), load_policy_file(policy_file).build()
     return [
-        len(
-            engine.generate(
-                prompt, policy, max_new_tokens=length, stop_tokens=frozenset()
-            ).steps
-        )
+        len(engine.generate(prompt, policy, max_new_tokens=length, stop_tokens=frozenset()).steps)
         for prompt in prompts
     ]
 

@@ -45,13 +45,34 @@ def complete_with_hugging_face(target: Path, *, num_prompts: int) -> list[tuple[
         "        do_sample=False, eos_token_id=None)[0, len(prompt):].tolist()\n"
         "print(json.dumps([complete(prompt) for prompt in prompts]))\n"
     )
-    random_ids = random.Random(3)  # noqa: S311  (no secret)
+    random_ids = random.Random(3)
     prompts = [
         [random_ids.randrange(2, 1024) for _ in range(random_ids.randrange(1, 20))]
         for _ in range(num_prompts)
     ]
     out = _run_python("-c", source, str(target), str(COMPLETION_LENGTH), stdin=json.dumps(prompts))
     return list(zip(prompts, json.loads(out), strict=True))
+
+
+def exact_continuations(
+    target: Path, prompt: list[int], *, length: int, temperature: float, top_k: int
+) -> dict[tuple[int, ...], float]:
+    """Probability of every continuation that the filter allows."""
+    source = (
+        "import json, sys, torch; from transformers import AutoModelForCausalLM\n"
+        "prompt, length, temperature, top_k = json.load(sys.stdin)\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
+        "paths = [([], 1.0)]\n"
+        "for _ in range(length):\n"
+        "    logits = model(torch.tensor([prompt + p for p, _ in paths])).logits[:, -1].double()\n"
+        "    best, ids = (logits / temperature).topk(top_k)\n"
+        "    rows = zip(paths, best.softmax(-1).tolist(), ids.tolist())\n"
+        "    paths = [(p + [i], q * r) for (p, q), rs, js in rows for r, i in zip(rs, js)]\n"
+        "print(json.dumps(paths))\n"
+    )
+    stdin = json.dumps([prompt, length, temperature, top_k])
+    paths = json.loads(_run_python("-c", source, str(target), stdin=stdin))
+    return {tuple(path): probability for path, probability in paths}
 
 
 def reference_step_counts(pair: Path, policy: Path, prompts: list[list[int]]) -> list[int]:
@@ -94,8 +115,8 @@ class Server:
     def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers)  # noqa: S310
-        return urllib.request.urlopen(request, timeout=120)  # noqa: S310
+        request = urllib.request.Request(self.url + path, data, headers)
+        return urllib.request.urlopen(request, timeout=120)
 
     def complete(self, prompt: list[int], **sampling: Any) -> dict[str, Any]:
         parameters = {

@@ -10,9 +10,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 NEVER_DRAFTS = {"plain", "price_dear"}
 
 
-@pytest.mark.parametrize(
-    "name", ["plain", "chain", "irregular", "eagle2", "price", "price_dear"]
-)
+@pytest.mark.parametrize("name", ["plain", "chain", "irregular", "eagle2", "price", "price_dear"])
 def test_greedy_output_is_the_targets_own(name, pair, policies, completions, tmp_path):
     prompts = [prompt for prompt, _ in completions]
     wanted = [completion for _, completion in completions]
