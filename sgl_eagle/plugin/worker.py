@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.drafter import ServerDrafter
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
 from sgl_eagle.plugin.self_check import require_page_size_one
@@ -23,8 +25,15 @@ logger = logging.getLogger(__name__)
 class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # untyped base
     """Speculates as a `SpecPolicy` decides; prefill and memory pools are SGLang's own EAGLE's."""
 
-    def __init__(self, server_args: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(server_args, *args, **kwargs)
+    def __init__(self, *, server_args: Any, target_worker: Any, **kwargs: Any) -> None:
+        model_config = target_worker.model_runner.model_config
+        check_draft(
+            Path(server_args.speculative_draft_model_path),
+            vocab_size=int(model_config.vocab_size),
+            hidden_size=int(model_config.hidden_size),
+            num_layers=int(model_config.num_hidden_layers),
+        )
+        super().__init__(server_args=server_args, target_worker=target_worker, **kwargs)
         require_page_size_one(compat.page_size())
         compat.replace_sampler()
         limits = TreeLimits(
@@ -36,7 +45,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         require_measured(
             self._policy,
             max_running_requests=int(server_args.max_running_requests),
-            context_length=int(self.target_worker.model_runner.model_config.context_len),
+            context_length=int(model_config.context_len),
         )
         self._tiers: dict[str, SpeculationTier] = {}
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,3 +233,32 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def output_of_refused_start(pair: Path, log: Path, *flags: str, **variables: str) -> str:
+    """Start a server that must not come up.
+
+    Args:
+        pair: Folder with `target` and `draft`.
+        log: File for its output.
+        *flags: Added to the command.
+        **variables: Added to the environment.
+
+    Returns:
+        Its output.
+    """
+    command = [*serving_command(pair, *flags), "--host", "127.0.0.1", "--port", str(_free_port())]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=serving_environment(**variables),
+            start_new_session=True,
+        )
+        try:
+            assert process.wait(START_TIMEOUT_S) != 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return log.read_text(encoding="utf-8", errors="replace")
