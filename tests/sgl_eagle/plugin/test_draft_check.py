@@ -97,7 +97,9 @@ def test_a_head_that_sglang_would_leave_random_is_refused(write_draft):
     from sgl_eagle.plugin.draft_check import check_draft
 
     draft = write_draft(drop=("lm_head.weight", "d2t"), draft_vocab_size=VOCAB)
-    with pytest.raises(CheckpointError, match="random start; set draft_vocab_size to null.*got 20"):
+    with pytest.raises(
+        CheckpointError, match=r"random start; set draft_vocab_size to null.*got 20"
+    ):
         check_draft(draft, **TARGET)
 
 
