@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HELP = "make low-rank factors of a draft's LM head, or measure what they lose"
 
 EPILOG = """examples:
-  sgl-eagle head factorize --draft runs/head --rank 128 --method freq-svd --activate local:128:1
+  sgl-eagle head factorize --draft runs/head --rank 128 --activate local:64:1
   sgl-eagle head evaluate --draft runs/head --ranks 64,96,128 --shortlists local:128:1,global:256
 `factorize` writes head_factors.safetensors beside the draft; --activate makes the draft use it.
 """
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--method",
         choices=("freq-svd", "svd", "states-svd"),
-        default="freq-svd",
-        help="weigh tokens by frequency, not at all, or by frequency and by the head's inputs "
-        "(default: %(default)s)",
+        default="states-svd",
+        help="weigh tokens by frequency, nothing, or tokens by frequency and directions by the "
+        "head's inputs on the tune prompts (default: %(default)s)",
     )
     make.add_argument(
         "--traces",
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     judge.add_argument(
         "--shortlists",
-        default="global:256,global:512,local:128:1,local:128:2,natural:128:1",
+        default="global:256,global:512,local:64:1,local:128:1,natural:128:1",
         metavar="LIST,...",
         help="also natural:TILE:PER_TILE, without shuffling (default: %(default)s)",
     )
@@ -105,6 +105,7 @@ def _factorize(args: argparse.Namespace) -> int:
         activate_head,
         factorize_head,
         relative_error,
+        row_norms,
         save_factors,
         smooth_frequencies,
     )
@@ -136,7 +137,8 @@ def _factorize(args: argparse.Namespace) -> int:
         method=args.method,
         rank=args.rank,
         vocab_size=weight.shape[0],
-        relative_error=relative_error(weight, factors),
+        relative_error=relative_error(weight, factors.apply(weight)),
+        row_norms=row_norms(weight),
         num_tokens=0 if counts is None else int(counts.sum()),
         smoothing=0 if counts is None else args.smoothing,
         text=", ".join(sources) or "none",
@@ -155,14 +157,13 @@ def _factorize(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from sgl_eagle.reference.head_evaluate import evaluate_heads
-    from sgl_eagle.reference.head_factors import FACTORS_FILE, load_factors, require_same_head
+    from sgl_eagle.reference.head_factors import FACTORS_FILE, load_factors
 
     path = _draft_folder(args) / FACTORS_FILE
-    factors, info = load_factors(path)
-    ranks = _ranks(args.ranks, info.rank)
     shortlists = [_shortlist("--shortlists", text).build() for text in args.shortlists.split(",")]
     pair = load_pair_from(args)
-    require_same_head(path, factors, info, pair.draft.lm_head)
+    factors, info = load_factors(path, pair.draft.lm_head)
+    ranks = _ranks(args.ranks, info.rank)
     states = _states(args, pair, "held_out")
     total = 1 + len(ranks) * (1 + len(shortlists))
     with progress_counter(

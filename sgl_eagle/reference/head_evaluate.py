@@ -162,7 +162,8 @@ class _Judge:
             ]
         )
         top1 = found.ids[:, 0]
-        truth = (self.inputs * self.draft.lm_head[top1]).float().sum(-1) - self.full.log_normalizer
+        truth = (self.inputs.float() * self.draft.lm_head[top1].float()).sum(-1)
+        truth -= self.full.log_normalizer
         own = found.log_probs[:, 0]
         return HeadScore(
             rank=rank,

@@ -4,11 +4,14 @@ All factorisations are one: of all matrices of rank r, the product A B is neares
 `|| F^1/2 (W - A B) M^1/2 ||`, where F weighs tokens by their frequency and M is the second moment
 of the head's inputs. With `F^1/2 W M^1/2 = U S V^T` the solution is `B = V_r^T M^-1/2` and
 `A = F^-1/2 U_r S_r = W M^1/2 V_r`. Plain SVD leaves both out, frequency-aware SVD leaves M out.
+
+A is thus W times a small matrix, so a file holds that and B: two matrices of H by r.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -33,12 +36,10 @@ FACTORS_FILE = "head_factors.safetensors"
 CONFIG_KEY = "two_stage_head"
 """Key of a draft's `config.json` that makes the engine use the factors."""
 
-METHODS = ("freq-svd", "svd", "states-svd")
-HeadMethod = Literal["freq-svd", "svd", "states-svd"]
-
 _METADATA_KEY = "sgl_eagle_head_factors"
-_CHECKED_ROWS = 64
-_ERROR_SLACK = 0.1  # the error of a sample of rows against that of all rows
+_ERROR_ROWS = 64
+_NORM_ROWS = 16
+_NORM_SLACK = 0.01  # row norms in another dtype
 _LEAST_SHARE = 1e-6  # of the largest eigenvalue: directions that inputs hardly use stay invertible
 
 
@@ -54,6 +55,30 @@ class HeadFactors(NamedTuple):
     down: Tensor
 
 
+class HeadProjection(NamedTuple):
+    """Factors whose A is the full head times a small matrix.
+
+    Attributes:
+        lift: [H, R] float32.
+        down: [R, H] float32, B.
+    """
+
+    lift: Tensor
+    down: Tensor
+
+    def apply(self, weight: Tensor) -> HeadFactors:
+        """Make the factors of a head.
+
+        Args:
+            weight: [V, H] full head.
+
+        Returns:
+            Factors in float32 on its device.
+        """
+        lift, down = self.lift.to(weight.device), self.down.to(weight.device)
+        return HeadFactors(weight.float() @ lift, down)
+
+
 class FactorsInfo(Record):
     """Where factors come from.
 
@@ -62,8 +87,8 @@ class FactorsInfo(Record):
         method: How they were made.
         rank: R.
         vocab_size: Rows of the head that was factorised.
-        relative_error: Mean over sampled rows of `|W_i - A_i B| / |W_i|`, by which factors of
-            another head are told.
+        relative_error: Mean over sampled rows of `|W_i - A_i B| / |W_i|`.
+        row_norms: Norms of evenly spread rows of the head, by which another head is told.
         num_tokens: Tokens counted for the frequencies, 0 if none were.
         smoothing: Count that every token starts with.
         text: What was counted.
@@ -74,6 +99,7 @@ class FactorsInfo(Record):
     rank: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
     relative_error: float = Field(ge=0, allow_inf_nan=False)
+    row_norms: tuple[float, ...] = Field(min_length=1)
     num_tokens: int = Field(ge=0)
     smoothing: float = Field(ge=0)
     text: str
@@ -150,7 +176,7 @@ def factorize_head(
     *,
     frequencies: Tensor | None = None,
     second_moment: Tensor | None = None,
-) -> HeadFactors:
+) -> HeadProjection:
     """The nearest head of a rank; see the module's docstring for what near means.
 
     Args:
@@ -160,8 +186,8 @@ def factorize_head(
         second_moment: [H, H] mean of `h h^T` over the head's inputs; None takes the identity.
 
     Returns:
-        Factors in float32, directions in order of their weight: the first r rows of `down` and
-        columns of `up` are the factors of rank r.
+        The projection, directions in order of their weight: the first r rows of `down` and columns
+        of `lift` are those of rank r.
 
     Raises:
         ValueError: If the rank is out of range.
@@ -181,9 +207,9 @@ def factorize_head(
         inverse = (vectors / values.sqrt()) @ vectors.T
         gram = root @ gram @ root
     leading = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :rank]
-    up = w @ (leading if root is None else root @ leading)
+    lift = leading if root is None else root @ leading
     down = leading.T if inverse is None else leading.T @ inverse
-    return HeadFactors(up.float(), down.float().contiguous())
+    return HeadProjection(lift.float().contiguous(), down.float().contiguous())
 
 
 def relative_error(weight: Tensor, factors: HeadFactors) -> float:
@@ -196,45 +222,64 @@ def relative_error(weight: Tensor, factors: HeadFactors) -> float:
     Returns:
         Mean of `|W_i - A_i B| / |W_i|`.
     """
-    vocab_size = factors.up.shape[0]
-    rows = torch.arange(min(_CHECKED_ROWS, vocab_size), device=weight.device)
-    rows = rows * vocab_size // len(rows)
+    rows = _spread(weight, _ERROR_ROWS)
     wanted = weight[rows].float()
     found = factors.up[rows].float() @ factors.down.float()
     scale = wanted.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
     return float(((wanted - found).norm(dim=1) / scale).mean())
 
 
-def save_factors(path: Path, factors: HeadFactors, info: FactorsInfo) -> None:
+def row_norms(weight: Tensor) -> tuple[float, ...]:
+    """What tells one head from another in any dtype.
+
+    Args:
+        weight: [V, H].
+
+    Returns:
+        Norms of some evenly spread rows.
+    """
+    return tuple(weight[_spread(weight, _NORM_ROWS)].float().norm(dim=1).tolist())
+
+
+def _spread(weight: Tensor, count: int) -> Tensor:
+    vocab_size = weight.shape[0]
+    rows = torch.arange(min(count, vocab_size), device=weight.device)
+    return rows * vocab_size // len(rows)
+
+
+def save_factors(path: Path, factors: HeadFactors | HeadProjection, info: FactorsInfo) -> None:
     """Write factors, whole or not at all.
 
     Args:
         path: File.
-        factors: Stored in bfloat16.
+        factors: A projection is stored in float32, factors of their own in bfloat16.
         info: Their provenance.
 
     Raises:
         OutputError: If the file cannot be written.
     """
+    dtype = torch.float32 if isinstance(factors, HeadProjection) else torch.bfloat16
     tensors = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        name: tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in factors._asdict().items()
     }
     with replace_when_done(path) as temporary:
         save_file(tensors, temporary, metadata={_METADATA_KEY: info.model_dump_json()})
 
 
-def load_factors(path: Path) -> tuple[HeadFactors, FactorsInfo]:
-    """Read factors.
+def load_factors(path: Path, lm_head: Tensor) -> tuple[HeadFactors, FactorsInfo]:
+    """Read the factors of a head.
 
     Args:
         path: File of `save_factors`.
+        lm_head: [V, H] the head they belong to.
 
     Returns:
-        The factors in bfloat16, and their provenance.
+        The factors, and their provenance.
 
     Raises:
-        CheckpointError: If the file is missing, damaged or not of factors.
+        CheckpointError: If the file is missing, damaged or not of factors, or they are those of
+            another head.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -242,18 +287,36 @@ def load_factors(path: Path) -> tuple[HeadFactors, FactorsInfo]:
             if text is None:
                 raise CheckpointError(f"{path}: holds no head factors ({_METADATA_KEY} is missing)")
             info = FactorsInfo.model_validate_json(text)
-            factors = HeadFactors(file.get_tensor("up"), file.get_tensor("down"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except ValidationError as error:
         raise CheckpointError(f"{path}: {describe_validation_error(error)}") from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read, truncated?: {error}") from error
-    expected = ((info.vocab_size, info.rank), (info.rank, factors.down.shape[-1]))
-    if (tuple(factors.up.shape), tuple(factors.down.shape)) != expected:
+    vocab_size, hidden = lm_head.shape
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    down = ("down", (info.rank, hidden))
+    allowed = (
+        dict([("lift", (hidden, info.rank)), down]),
+        dict([("up", (vocab_size, info.rank)), down]),
+    )
+    if shapes not in allowed or info.vocab_size != vocab_size:
         raise CheckpointError(
-            f"{path}: up and down must be [{info.vocab_size}, {info.rank}] and [{info.rank}, H], "
-            f"got {list(factors.up.shape)} and {list(factors.down.shape)}"
+            f"{path}: holds {shapes} for a vocabulary of {info.vocab_size}; the draft's head "
+            f"{[vocab_size, hidden]} needs {allowed[0]} or {allowed[1]}"
         )
-    return factors, info
+    found = torch.tensor(row_norms(lm_head))
+    if not torch.allclose(found, torch.tensor(info.row_norms), rtol=_NORM_SLACK, atol=0):
+        raise CheckpointError(
+            f"{path}: made for another head: its rows have norms {_shorten(info.row_norms)}..., "
+            f"the draft's {_shorten(found.tolist())}..."
+        )
+    if "lift" in tensors:
+        return HeadProjection(**tensors).apply(lm_head), info
+    return HeadFactors(**tensors), info
+
+
+def _shorten(norms: Sequence[float]) -> str:
+    return ", ".join(f"{norm:.3f}" for norm in norms[:3])
 
 
 def load_two_stage_head(folder: Path, lm_head: Tensor) -> TwoStageHead | None:
@@ -284,36 +347,8 @@ def load_two_stage_head(folder: Path, lm_head: Tensor) -> TwoStageHead | None:
     except ValueError as error:
         raise CheckpointError(f"{source}: {CONFIG_KEY}: {error}") from error
     path = folder / config.factors
-    factors, info = load_factors(path)
-    require_same_head(path, factors, info, lm_head)
+    factors, _ = load_factors(path, lm_head)
     return join_factors(lm_head, factors, shortlist, source=path)
-
-
-def require_same_head(path: Path, factors: HeadFactors, info: FactorsInfo, lm_head: Tensor) -> None:
-    """Refuse factors of another head.
-
-    Args:
-        path: Their file, for the message.
-        factors: Loaded factors.
-        info: Their provenance.
-        lm_head: [V, H] head they are to stand in for.
-
-    Raises:
-        CheckpointError: If shapes differ, or the product is not as near to the head as it was.
-    """
-    wanted = tuple(lm_head.shape)
-    if (info.vocab_size, factors.down.shape[1]) != wanted:
-        raise CheckpointError(
-            f"{path}: factors of a head [{info.vocab_size}, {factors.down.shape[1]}], but the "
-            f"draft's is {list(wanted)}"
-        )
-    moved = HeadFactors(*(tensor.to(lm_head.device) for tensor in factors))
-    error = relative_error(lm_head, moved)
-    if not error <= info.relative_error + _ERROR_SLACK:
-        raise CheckpointError(
-            f"{path}: made for another head: it is {error:.3f} away from this one, was "
-            f"{info.relative_error:.3f} from its own"
-        )
 
 
 def join_factors(

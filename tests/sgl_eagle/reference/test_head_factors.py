@@ -13,11 +13,13 @@ from sgl_eagle.reference.head_factors import (  # noqa: E402
     FACTORS_FILE,
     FactorsInfo,
     GlobalShortlist,
+    HeadProjection,
     LocalShortlist,
     activate_head,
     factorize_head,
     load_factors,
     relative_error,
+    row_norms,
     save_factors,
     smooth_frequencies,
 )
@@ -54,7 +56,7 @@ def test_factors_are_nearest_in_their_norm(weight, weigh_tokens, weigh_inputs):
         5,
         frequencies=frequencies if weigh_tokens else None,
         second_moment=root @ root if weigh_inputs else None,
-    )
+    ).apply(weight)
     # Eckart and Young: the rest of the spectrum is the least possible error.
     spectrum = torch.linalg.svdvals(frequencies.sqrt()[:, None] * weight.double() @ root)
     least = float(spectrum[5:].square().sum().sqrt())
@@ -62,13 +64,13 @@ def test_factors_are_nearest_in_their_norm(weight, weigh_tokens, weigh_inputs):
 
 
 def test_leading_directions_are_the_factors_of_lower_rank(weight):
-    high, low = factorize_head(weight, 9), factorize_head(weight, 4)
+    high, low = (factorize_head(weight, rank).apply(weight) for rank in (9, 4))
     product = high.up[:, :4] @ high.down[:4]
     torch.testing.assert_close(product, low.up @ low.down, rtol=0, atol=1e-5)
 
 
 def test_factors_of_full_rank_are_the_head(weight):
-    factors = factorize_head(weight, 16)
+    factors = factorize_head(weight, 16).apply(weight)
     torch.testing.assert_close(factors.up @ factors.down, weight, rtol=0, atol=1e-5)
     assert relative_error(weight, factors) < 1e-5
 
@@ -82,16 +84,19 @@ def test_frequencies_are_positive_and_sum_to_one():
         factorize_head(torch.ones(20, 16), 17)
 
 
-@pytest.fixture
-def draft_folder(eagle3_pair, tmp_path):
+@pytest.fixture(params=["projection", "trained"])
+def draft_folder(request, eagle3_pair, tmp_path):
     _, _, draft = eagle3_pair
     save_draft(draft, tmp_path, dtype=torch.float32)
     factors = factorize_head(draft.lm_head, 24)
+    if request.param == "trained":
+        factors = factors.apply(draft.lm_head)
     info = FactorsInfo(
         method="svd",
         rank=24,
         vocab_size=24,
-        relative_error=relative_error(draft.lm_head, factors),
+        relative_error=0.5,
+        row_norms=row_norms(draft.lm_head),
         num_tokens=0,
         smoothing=0,
         text="none",
@@ -156,6 +161,10 @@ def test_reduced_vocabulary_gives_target_ids(draft_folder, eagle3_pair):
             "config.json: two_stage_head: num_candidates must be in",
         ),
         (
+            lambda f: save_other_rank(f / FACTORS_FILE),
+            r"holds .* the draft's head \[24, 64\] needs",
+        ),
+        (
             lambda f: edit_config(f, {"shortlist": {"kind": "best"}}),
             "config.json: two_stage_head: shortlist",
         ),
@@ -168,6 +177,20 @@ def test_what_cannot_be_used_is_named(draft_folder, eagle3_pair, change, message
         load(draft_folder, eagle3_pair[1])
 
 
+def save_other_rank(path):
+    info = FactorsInfo(
+        method="svd",
+        rank=3,
+        vocab_size=24,
+        relative_error=0.5,
+        row_norms=(1.0,),
+        num_tokens=0,
+        smoothing=0,
+        text="none",
+    )
+    save_factors(path, HeadProjection(torch.ones(64, 4), torch.ones(4, 64)), info)
+
+
 def edit_config(folder, value):
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"two_stage_head": value}))
@@ -178,7 +201,7 @@ def test_factors_of_another_head_are_refused(draft_folder, eagle3_pair):
     target = eagle3_pair[1]
     with pytest.raises(CheckpointError, match="made for another head"):
         load(draft_folder, target, target.lm_head.flip(0))
-    factors, info = load_factors(draft_folder / FACTORS_FILE)
+    factors, info = load_factors(draft_folder / FACTORS_FILE, target.lm_head)
     assert factors.up.shape == (24, 24)
     assert info.method == "svd"
 
@@ -191,7 +214,7 @@ def test_evaluation_of_a_head_of_full_rank_finds_no_loss(eagle3_pair):
     tokens = top1.clone()
     tokens[0, ::2] = (tokens[0, ::2] + 1) % 24  # every second chain fails at once
     tokens[1, 1::4] = -1  # and half of the others ends with the text
-    factors = factorize_head(draft.lm_head, 24)
+    factors = factorize_head(draft.lm_head, 24).apply(draft.lm_head)
     full, alone, wide, narrow = evaluate_heads(
         draft,
         HeadStates(inputs, tokens),
