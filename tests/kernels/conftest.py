@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from sgl_eagle_kernels.lm_head import Shortlist, TwoStageHead
+
+# Triton's own functions are made at its import, to be interpreted or not. Left set, the variable
+# would reach the servers that other tests start.
+with suppress(ModuleNotFoundError), pytest.MonkeyPatch.context() as environment:
+    import torch
+
+    if not torch.cuda.is_available():
+        environment.setenv("TRITON_INTERPRET", "1")
+    import triton.language  # noqa: F401
 
 
 def make_head(

@@ -1,14 +1,18 @@
 """Tree kernels against the harness: whole numbers to the bit, probabilities to rounding."""
 
-import os
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="needs Triton")
+with pytest.MonkeyPatch.context() as environment:
+    if DEVICE == "cpu":
+        environment.setenv("TRITON_INTERPRET", "1")
+    import sgl_eagle_kernels.tree_grow._triton as grow_kernels
+    import sgl_eagle_kernels.tree_select._triton as select_kernels
+if DEVICE == "cpu" and not hasattr(grow_kernels.tl.max, "rewrite"):
+    pytest.skip("Triton was imported before, without its interpreter", allow_module_level=True)
 
 from sgl_eagle_harness.calibration import IdentityMap, IsotonicMap, TemperatureMap  # noqa: E402
 from sgl_eagle_harness.draft_loop import verify_tree  # noqa: E402
@@ -43,22 +47,15 @@ MAPS = {
 }
 
 
-def grow_op(name):
-    if name == "reference":
-        return grow_reference.grow_level
-    pytest.importorskip("triton", reason="needs Triton")
-    from sgl_eagle_kernels.tree_grow import _triton
-
-    return _triton.grow_level
+GROW = {"reference": grow_reference.grow_level, "triton": grow_kernels.grow_level}
+SELECT = {"reference": select_reference.select_trees, "triton": select_kernels.select_trees}
 
 
-def select_op(name):
-    if name == "reference":
-        return select_reference.select_trees
-    pytest.importorskip("triton", reason="needs Triton")
-    from sgl_eagle_kernels.tree_select import _triton
-
-    return _triton.select_trees
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch):
+    # The first call of a kernel compiles its source again.
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +94,7 @@ def random_children(rng, num_rows, width, topk, *, ties):
 def test_levels_are_those_of_the_harness(op, name, ties, num_rows, topk, num_steps):
     rng = np.random.default_rng(7)
     harness_map, make = MAPS[name]
-    grow = grow_op(op)
+    grow = GROW[op]
     trees = CandidateTrees.empty(num_rows)
     frontier = np.full((num_rows, 1), NO_NODE)
     path = torch.zeros(num_rows, 1, device=DEVICE)
@@ -156,7 +153,7 @@ def test_trees_are_those_of_the_price_rule(op, ties, price, num_rows, topk, num_
     verify_price = price * (np.array(sizes) - 1)[None] * rng.uniform(0.5, 2, (num_rows, 1))
     root_positions = rng.integers(5, 900, num_rows)
     width = sizes[-1]
-    found = select_op(op)(
+    found = SELECT[op](
         torch.from_numpy(prob).to(DEVICE),
         torch.from_numpy(trees.parents).to(DEVICE),
         torch.from_numpy(trees.depths).to(DEVICE),
