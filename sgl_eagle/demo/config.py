@@ -25,12 +25,12 @@ class DemoConfig:
 
     num_tune_prompts: int = 12
     num_held_out_prompts: int = 8
-    max_new_tokens: int = 96
+    max_new_tokens: int = 80
     num_trials: int = 200
     seed: int = 0
     num_steps: int = 6
     beams: tuple[int, ...] = (1, 2, 4, 8)
     rows: int = 12
-    profile_repeats: int = 9
+    profile_repeats: int = 7
     num_repeats: int = 1
     num_drawn_trees: int = 3

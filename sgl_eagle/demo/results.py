@@ -27,10 +27,18 @@ MEASURED_ROLES: tuple[SettingRole, ...] = ("plain", "usual", "best_static", "tun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredWorkload:
-    """Engine runs of one workload's held-out prompts, by role."""
+    """One workload's held-out prompts, run and predicted.
+
+    Attributes:
+        workload: Its name.
+        by_role: Engine runs.
+        predicted: One for each setting of the tuner's result: replay of the decisions that the
+            engine took, with costs that were measured between its runs.
+    """
 
     workload: str
     by_role: Mapping[SettingRole, Measured]
+    predicted: Sequence[PromptTotals]
 
 
 def workload_result(
@@ -53,8 +61,14 @@ def workload_result(
         recommended=tuning.recommended,
         reason=tuning.reason,
         settings=tuple(
-            _setting(replayed, measured.by_role.get(replayed.role), plain, static, seed=seed)
-            for replayed in tuning.settings
+            _setting(
+                replayed,
+                measured.by_role.get(replayed.role),
+                estimate(bootstrap_tok_per_s(predicted, seed=seed)),
+                (plain, static),
+                seed=seed,
+            )
+            for replayed, predicted in zip(tuning.settings, measured.predicted, strict=True)
         ),
     )
 
@@ -89,12 +103,10 @@ def overall_result(
         gain_over_usual=gains.get("usual"),
         gain_over_best_static=gains.get("best_static"),
         worst_prediction_error=max(
-            abs(
-                replayed.tok_per_s.value / runs[tuning.workload][replayed.role].totals.tok_per_s - 1
-            )
-            for tuning in tuned.workloads
-            for replayed in tuning.settings
-            if replayed.role in runs[tuning.workload]
+            abs(predicted.tok_per_s / each.by_role[replayed.role].totals.tok_per_s - 1)
+            for tuning, each in zip(tuned.workloads, measured, strict=True)
+            for replayed, predicted in zip(tuning.settings, each.predicted, strict=True)
+            if replayed.role in each.by_role
         ),
     )
 
@@ -102,8 +114,8 @@ def overall_result(
 def _setting(
     replayed: ReplayedSetting,
     measured: Measured | None,
-    plain: PromptTotals,
-    static: PromptTotals,
+    predicted: Estimate,
+    baselines: tuple[PromptTotals, PromptTotals],
     *,
     seed: int,
 ) -> SettingResult:
@@ -111,8 +123,9 @@ def _setting(
         return SettingResult(
             role=replayed.role,
             policy=replayed.policy,
-            predicted_tok_per_s=replayed.tok_per_s,
+            predicted_tok_per_s=predicted,
         )
+    plain, static = baselines
     totals, steps = measured.totals, measured.steps
     speed = bootstrap_tok_per_s(totals, seed=seed)
     num_proposed = sum(step.num_draft_tokens - 1 for step in steps)
@@ -121,7 +134,7 @@ def _setting(
         role=replayed.role,
         policy=replayed.policy,
         measured_tok_per_s=estimate(speed),
-        predicted_tok_per_s=replayed.tok_per_s,
+        predicted_tok_per_s=predicted,
         gain_over_plain=estimate(bootstrap_speedup(totals, plain, seed=seed)),
         gain_over_best_static=estimate(bootstrap_speedup(totals, static, seed=seed)),
         time_per_token_us=Estimate(

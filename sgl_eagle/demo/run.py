@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -17,25 +19,31 @@ from sgl_eagle.demo.stages import StageClock
 from sgl_eagle.reference.decode import Engine
 from sgl_eagle.reference.measure import EncodedPrompt, encode_prompts, measure_policies
 from sgl_eagle.reference.pair import Pair
-from sgl_eagle.reference.profile import ProfileConfig, measure_costs
+from sgl_eagle.reference.profile import CostProfiler, ProfileConfig, measure_costs
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.recorder import RecordConfig, record_prompts
 from sgl_eagle_harness.calibration import CalibrationKind
 from sgl_eagle_harness.calibration_fit import fit_calibration
 from sgl_eagle_harness.cost_file import CostFile, save_cost_file
+from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.policies.policy_file import save_policy_file
+from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.trace_schema import PromptSource
 from sgl_eagle_harness.trace_store import read_dense_trace
 from sgl_eagle_harness.types import TreeLimits
 from sgl_eagle_tuner.calibration_check import check_calibration
+from sgl_eagle_tuner.prompt_totals import PromptTotals
 from sgl_eagle_tuner.provenance import RunProvenance, collect_provenance, describe_files
+from sgl_eagle_tuner.replay import replay_positions
 from sgl_eagle_tuner.report.analysis import CalibrationResult
 from sgl_eagle_tuner.report.data import REPORT_FILE, DemoReport, save_report
 from sgl_eagle_tuner.report.trees import DrawnTree
 from sgl_eagle_tuner.study_config import StudyConfig
+from sgl_eagle_tuner.tier_gate import tier_gate
 from sgl_eagle_tuner.tune import TuneInputs, TuneOutput, tune
 from sgl_eagle_tuner.tune_result import save_tune_result
+from sgl_eagle_tuner.walk import walk
 
 CONTEXT_STEP = 128
 """Spacing of the profiled context lengths, tokens."""
@@ -104,7 +112,7 @@ def run_demo(demo: Demo) -> DemoReport:
         calibrations = calibrate(tuning, held_out)
         notes.append(f"fitted on {tuning.num_prompts} prompts, judged on {held_out.num_prompts}")
     tuned = _tune(demo, here, cost_file, tuning, held_out)
-    measured = _measure(demo, prompts, tuned, cost_file)
+    measured = _measure(demo, prompts, tuned, cost_file, held_out)
     trees = _draw(demo, prompts, tuned, cost_file)
     report = build_report(
         DemoFindings(
@@ -209,11 +217,48 @@ def _tune(
     return tuned
 
 
+def predict(trace: DenseTrace, policy: SpecPolicy, costs: CostTable) -> PromptTotals:
+    """Replay a policy as it stands, under other costs than it decides by.
+
+    Args:
+        trace: Dense trace of the prompts.
+        policy: Decides as it did in the engine.
+        costs: What its steps are predicted to cost.
+
+    Returns:
+        Tokens and time by prompt.
+    """
+    gate = tier_gate(policy, trace)
+    begin_prompt = None if gate is None else gate.begin_prompt
+    steps = replay_positions(trace, policy)
+    return walk(trace, steps, costs, begin_prompt=begin_prompt).outcome.totals
+
+
+def _alongside_profiler(demo: Demo, cost_file: CostFile, tuned: TuneOutput) -> CostProfiler:
+    # Only the part of the grid that the measured policies use, so that a round takes a second.
+    settings = [setting.policy for tuning in tuned.result.workloads for setting in tuning.settings]
+    largest = max(policy.num_draft_tokens or 1 for policy in settings)
+    measured = cost_file.target.num_tokens
+    last = next((size for size in measured if size >= largest), measured[-1])
+    return CostProfiler(
+        demo.pair,
+        ProfileConfig(
+            num_tokens=tuple(size for size in measured if size <= last),
+            context_len=(cost_file.context_len[0], cost_file.context_len[-1]),
+        ),
+    )
+
+
 def _measure(
-    demo: Demo, prompts: Sequence[EncodedPrompt], tuned: TuneOutput, cost_file: CostFile
+    demo: Demo,
+    prompts: Sequence[EncodedPrompt],
+    tuned: TuneOutput,
+    cost_file: CostFile,
+    held_out: DenseTrace,
 ) -> list[MeasuredWorkload]:
     costs = cost_file.to_table()
     engine = Engine(demo.pair.target, demo.pair.draft)
+    profiler = _alongside_profiler(demo, cost_file, tuned)
     found = []
     num_runs = len(MEASURED_ROLES) * len(prompts) * demo.config.num_repeats
     with (
@@ -226,18 +271,45 @@ def _measure(
                 for setting in tuning.settings
                 if setting.role in MEASURED_ROLES
             }
+            profiler.begin()
             runs = measure_policies(
                 engine,
                 [prompt for prompt in prompts if prompt.workload == tuning.workload],
                 {role: spec.build(costs) for role, spec in specs.items()},
                 max_new_tokens=demo.config.max_new_tokens,
                 stop_tokens=demo.pair.stop_tokens,
-                on_run=lambda: advance(1),
+                on_run=partial(_after_run, count(1), len(specs), profiler, advance),
                 num_repeats=demo.config.num_repeats,
             )
-            found.append(MeasuredWorkload(workload=tuning.workload, by_role=runs))
-        notes.append(f"{len(prompts)} prompts, {len(MEASURED_ROLES)} settings, side by side")
+            trace = held_out.select(workload=tuning.workload)
+            alongside = profiler.table()
+            found.append(
+                MeasuredWorkload(
+                    workload=tuning.workload,
+                    by_role=runs,
+                    predicted=[
+                        predict(trace, setting.spec.build(costs), alongside)
+                        for setting in tuning.settings
+                    ],
+                )
+            )
+        notes.append(
+            f"{len(prompts)} prompts, {len(MEASURED_ROLES)} settings side by side, costs measured "
+            f"anew after every prompt"
+        )
     return found
+
+
+def _after_run(
+    run_numbers: Iterator[int],
+    runs_per_prompt: int,
+    profiler: CostProfiler,
+    advance: Callable[[int], None],
+) -> None:
+    # Costs are measured anew once all policies have decoded a prompt.
+    advance(1)
+    if next(run_numbers) % runs_per_prompt == 0:
+        profiler.run_round()
 
 
 def _draw(

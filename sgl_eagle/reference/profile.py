@@ -21,7 +21,7 @@ from sgl_eagle.reference.tree_drafter import DraftCache, DraftRoots, TreeDrafter
 from sgl_eagle.reference.verify import verify_tree
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.errors import CostTableError
-from sgl_eagle_harness.types import NO_NODE, DraftTree, IntArray
+from sgl_eagle_harness.types import NO_NODE, DraftTree, FloatArray, IntArray
 from sgl_eagle_tuner.provenance import collect_provenance
 
 
@@ -103,7 +103,7 @@ def cost_setup(pair: Pair) -> CostSetup:
 
 
 def measure_costs(pair: Pair, config: ProfileConfig, *, on_cell: Callable[[], None]) -> CostTable:
-    """Measure all grid cells in random order, so that a slow moment does not bend one curve.
+    """Measure the whole grid at once.
 
     Args:
         pair: Target and draft.
@@ -112,51 +112,103 @@ def measure_costs(pair: Pair, config: ProfileConfig, *, on_cell: Callable[[], No
 
     Returns:
         The table, for batch size 1.
-
-    Raises:
-        CostTableError: If a context is longer than the target's.
     """
-    longest = pair.target.dims.max_positions
-    if config.context_len[-1] > longest:
-        raise CostTableError(
-            f"context_len must be at most {longest} on this target, got {config.context_len[-1]}"
-        )
-    cells = [
-        cell
-        for column, context in enumerate(config.context_len)
-        for cell in _cells(pair, config, column, context)
-    ]
-    times = np.zeros((len(cells), config.num_repeats))
-    rng = np.random.default_rng(config.seed)
-    for cell in cells:
-        cell.run(cell.prepare())  # first calls allocate and choose kernels
-    for repeat in range(config.num_repeats):
-        for index in rng.permutation(len(cells)):
-            prepared = cells[index].prepare()
+    profiler = CostProfiler(pair, config)
+    for _ in range(config.num_repeats):
+        profiler.run_round(on_cell)
+    return profiler.table()
+
+
+class CostProfiler:
+    """Measures the grid in rounds, which may be spread over whatever else the process does.
+
+    A machine that is shared with others drifts: costs and the runs that they are to predict must
+    come from the same minutes.
+    """
+
+    def __init__(self, pair: Pair, config: ProfileConfig) -> None:
+        """Prepare the passes and run each once, since first calls allocate and choose kernels.
+
+        Args:
+            pair: Target and draft.
+            config: The grid; its number of repeats is the caller's affair.
+
+        Raises:
+            CostTableError: If a context is longer than the target's.
+        """
+        longest = pair.target.dims.max_positions
+        if config.context_len[-1] > longest:
+            raise CostTableError(
+                f"context_len must be at most {longest} on this target, got "
+                f"{config.context_len[-1]}"
+            )
+        self._pair, self._config = pair, config
+        self._rng = np.random.default_rng(config.seed)
+        self._cells = [
+            cell
+            for column, context in enumerate(config.context_len)
+            for cell in _cells(pair, config, column, context)
+        ]
+        self._rounds: list[FloatArray] = []
+        for cell in self._cells:
+            cell.run(cell.prepare())
+
+    def begin(self) -> None:
+        """Forget the rounds so far."""
+        self._rounds = []
+
+    def run_round(self, on_cell: Callable[[], None] = lambda: None) -> None:
+        """Time every cell once, in random order, so that a slow moment does not bend one curve.
+
+        Args:
+            on_cell: Called after every cell.
+        """
+        times = np.zeros(len(self._cells))
+        for index in self._rng.permutation(len(self._cells)):
+            cell = self._cells[index]
+            prepared = cell.prepare()
             started = time.perf_counter()
-            cells[index].run(prepared)
-            times[index, repeat] = (time.perf_counter() - started) * 1e6
+            cell.run(prepared)
+            times[index] = (time.perf_counter() - started) * 1e6
             on_cell()
-    axes = {
-        "target": config.num_tokens,
-        "draft": config.widths,
-        "draft_extend": config.num_pending,
-    }
-    medians = {kind: np.zeros((len(axis), len(config.context_len))) for kind, axis in axes.items()}
-    for cell, samples in zip(cells, times, strict=True):
-        medians[cell.kind][cell.row, cell.column] = np.median(samples)
-    grids = {
-        kind: CostGrid(
-            kind=kind,
-            batch_size=np.array([1]),
-            num_tokens=np.array(axis),
-            context_len=np.array(config.context_len),
-            us=medians[kind][None],
+        self._rounds.append(times)
+
+    def table(self) -> CostTable:
+        """Medians over the rounds so far; times the policy's decisions too.
+
+        Returns:
+            The table, for batch size 1.
+
+        Raises:
+            CostTableError: If no round was run.
+        """
+        if not self._rounds:
+            raise CostTableError("a cost table needs at least one round of measurements, got 0")
+        config = self._config
+        axes = {
+            "target": config.num_tokens,
+            "draft": config.widths,
+            "draft_extend": config.num_pending,
+        }
+        medians = {
+            kind: np.zeros((len(axis), len(config.context_len))) for kind, axis in axes.items()
+        }
+        for cell, median in zip(self._cells, np.median(self._rounds, axis=0), strict=True):
+            medians[cell.kind][cell.row, cell.column] = median
+        grids = {
+            kind: CostGrid(
+                kind=kind,
+                batch_size=np.array([1]),
+                num_tokens=np.array(axis),
+                context_len=np.array(config.context_len),
+                us=medians[kind][None],
+            )
+            for kind, axis in axes.items()
+        }
+        passes = CostTable(
+            setup=cost_setup(self._pair), decide_us=0.0, verify_select_us=0.0, **grids
         )
-        for kind, axis in axes.items()
-    }
-    passes = CostTable(setup=cost_setup(pair), decide_us=0.0, verify_select_us=0.0, **grids)
-    return with_decision_times(passes)
+        return with_decision_times(passes)
 
 
 def _cells(pair: Pair, config: ProfileConfig, column: int, context: int) -> Iterator[_Cell]:
