@@ -282,7 +282,7 @@ def _measure(
                 num_repeats=demo.config.num_repeats,
             )
             trace = held_out.select(workload=tuning.workload)
-            alongside = profiler.table()
+            alongside = profiler.table(average="mean")
             found.append(
                 MeasuredWorkload(
                     workload=tuning.workload,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.errors import CostTableError
 from sgl_eagle_harness.types import NO_NODE, DraftTree, FloatArray, IntArray
 from sgl_eagle_tuner.provenance import collect_provenance
+
+
+Average = Literal["median", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +176,13 @@ class CostProfiler:
             on_cell()
         self._rounds.append(times)
 
-    def table(self) -> CostTable:
-        """Medians over the rounds so far; times the policy's decisions too.
+    def table(self, *, average: Average = "median") -> CostTable:
+        """Average the rounds so far; times the policy's decisions too.
+
+        Args:
+            average: "median" says what a pass costs when nothing disturbs it, which is what a
+                policy should decide by; "mean" adds up to the time that a run takes, disturbances
+                included, which is what a prediction is compared with.
 
         Returns:
             The table, for batch size 1.
@@ -190,18 +198,19 @@ class CostProfiler:
             "draft": config.widths,
             "draft_extend": config.num_pending,
         }
-        medians = {
+        averages = {
             kind: np.zeros((len(axis), len(config.context_len))) for kind, axis in axes.items()
         }
-        for cell, median in zip(self._cells, np.median(self._rounds, axis=0), strict=True):
-            medians[cell.kind][cell.row, cell.column] = median
+        function = np.median if average == "median" else np.mean
+        for cell, us in zip(self._cells, function(self._rounds, axis=0), strict=True):
+            averages[cell.kind][cell.row, cell.column] = us
         grids = {
             kind: CostGrid(
                 kind=kind,
                 batch_size=np.array([1]),
                 num_tokens=np.array(axis),
                 context_len=np.array(config.context_len),
-                us=medians[kind][None],
+                us=averages[kind][None],
             )
             for kind, axis in axes.items()
         }
