@@ -24,7 +24,6 @@ from sgl_eagle_harness.errors import CostTableError
 from sgl_eagle_harness.types import NO_NODE, DraftTree, FloatArray, IntArray
 from sgl_eagle_tuner.provenance import collect_provenance
 
-
 Average = Literal["median", "mean"]
 
 

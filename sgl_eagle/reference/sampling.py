@@ -81,7 +81,7 @@ def choose_token(logits: Tensor, sampling: Sampling, index: int) -> int:
         Token id.
     """
     if sampling.temperature == 0.0:
-        return int(logits.argmax())
+        return int(logits.float().argmax())
     cumulative = target_probs(logits, sampling).cumsum(dim=-1)
     threshold = uniform_at(sampling.seed, index) * float(cumulative[-1])
     token = int(torch.searchsorted(cumulative, threshold, right=True))

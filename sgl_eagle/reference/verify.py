@@ -89,7 +89,8 @@ def walk_tree(
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
         if node
     }
-    greedy = logits.argmax(dim=-1).tolist() if sampling.temperature == 0.0 else None
+    # In float32, which holds every half-precision logit and is several times faster to search.
+    greedy = logits.float().argmax(dim=-1).tolist() if sampling.temperature == 0.0 else None
     node, path = 0, list[int]()
     while True:
         if greedy is not None:
