@@ -23,9 +23,9 @@ class DemoConfig:
         num_drawn_trees: Steps to draw, of as many workloads.
     """
 
-    num_tune_prompts: int = 12
+    num_tune_prompts: int = 10
     num_held_out_prompts: int = 8
-    max_new_tokens: int = 80
+    max_new_tokens: int = 72
     num_trials: int = 200
     seed: int = 0
     num_steps: int = 6

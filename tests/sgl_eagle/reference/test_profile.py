@@ -5,7 +5,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch installed")
 pytest.importorskip("transformers", reason="needs transformers installed")
 
-from sgl_eagle.reference.profile import ProfileConfig, cost_setup, measure_costs  # noqa: E402
+from sgl_eagle.reference.profile import (  # noqa: E402
+    CostProfiler,
+    ProfileConfig,
+    cost_setup,
+    measure_costs,
+)
 from sgl_eagle_harness.errors import CostTableError  # noqa: E402
 
 CONFIG = ProfileConfig(
@@ -32,6 +37,20 @@ def test_every_cell_is_measured(table):
     assert table.decide_us > 0
     assert table.verify_select_us > 0
     assert table.verify_us(1, 5, 500) > 0
+
+
+def test_median_ignores_a_slow_round_and_mean_counts_it(loaded_pair):
+    profiler = CostProfiler(loaded_pair, CONFIG)
+    with pytest.raises(CostTableError, match="at least one round of measurements, got 0"):
+        profiler.table()
+    for us in (10.0, 10.0, 40.0):
+        profiler.run_round()
+        profiler._rounds[-1][:] = us
+    assert profiler.table().verify_us(1, 8, 30) == pytest.approx(10.0)
+    assert profiler.table(average="mean").verify_us(1, 8, 30) == pytest.approx(20.0)
+    profiler.begin()
+    profiler.run_round()
+    assert profiler.table().verify_us(1, 8, 30) > 0
 
 
 def test_setup_is_that_of_this_process(table, loaded_pair):
