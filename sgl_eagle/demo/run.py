@@ -318,16 +318,20 @@ def _draw(
     costs = cost_file.to_table()
     drawn: list[DrawnTree] = []
     with demo.clock.stage("pick steps to draw"):
-        for tuning in tuned.result.workloads:
-            setting = tuning.setting("tuned") or tuning.setting("best_static")
+        for tuning in tuned.result.workloads[: demo.config.num_drawn_trees]:
             prompt = next(each for each in prompts if each.workload == tuning.workload)
-            if setting is None or len(drawn) == demo.config.num_drawn_trees:
-                continue
-            tree = draw_best_step(
-                demo.pair,
-                prompt,
-                setting.spec.build(costs),
-                max_new_tokens=demo.config.max_new_tokens,
+            # A tuned policy that always decodes plainly draws nothing; a static one always drafts.
+            settings = (tuning.setting("tuned"), tuning.setting("best_static"))
+            steps = (
+                draw_best_step(
+                    demo.pair,
+                    prompt,
+                    setting.spec.build(costs),
+                    max_new_tokens=demo.config.max_new_tokens,
+                )
+                for setting in settings
+                if setting is not None
             )
-            drawn += [tree] if tree is not None else []
+            first = next((tree for tree in steps if tree is not None), None)
+            drawn += [] if first is None else [first]
     return drawn
