@@ -11,6 +11,7 @@ from sgl_eagle.cli.frame.arguments import UsageError, positive_int
 from sgl_eagle.cli.frame.output import write_result
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, prepare_device
+from sgl_eagle.cli.prompt_arguments import prompts_from
 
 if TYPE_CHECKING:
     from sgl_eagle.reference.check import DraftCheck
@@ -88,10 +89,9 @@ def run(args: argparse.Namespace) -> int:
     prepare_device(args)
     from sgl_eagle.reference.check import CheckConfig, check_draft
     from sgl_eagle.reference.check_run import NUM_RUNS
-    from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
+    from sgl_eagle.reference.prompts import select_prompts
 
-    prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
-    prompts = select_prompts(prompts, per_workload=args.limit)
+    prompts = select_prompts(prompts_from(args), per_workload=args.limit)
     config = CheckConfig(
         limits=limits, max_new_tokens=args.max_new_tokens, dtype=args.dtype, device=args.device
     )

@@ -13,7 +13,15 @@ from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
-from sgl_eagle.demo.config import DemoConfig
+from sgl_eagle.cli.prompt_arguments import prompt_source
+from sgl_eagle.demo.config import (
+    COST_FILE,
+    PAGE_FILE,
+    POLICY_FILE,
+    TRACES_FOLDER,
+    TUNE_FILE,
+    DemoConfig,
+)
 
 if TYPE_CHECKING:
     from sgl_eagle_tuner.report.base import Estimate
@@ -99,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
         if not args.overwrite:
             raise UsageError(f"--out {args.out} is not empty: choose another or add --overwrite")
         _remove_earlier_demo(args.out)
-    from sgl_eagle.cli.record import prompt_source
     from sgl_eagle.demo.run import Demo, run_demo
     from sgl_eagle.demo.stages import StageClock
     from sgl_eagle.reference.prompts import load_shipped_prompts, select_prompts
@@ -115,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             pair=pair,
             tune_prompts=select_prompts(shipped, split="tune", per_workload=args.tune_prompts),
             held_out=select_prompts(shipped, split="held_out", per_workload=args.held_out_prompts),
-            source=prompt_source([]),
+            source=prompt_source(None),
             out=args.out,
             config=DemoConfig(
                 num_tune_prompts=args.tune_prompts,
@@ -130,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             ),
         )
     )
-    page = args.out / "report.html"
+    page = args.out / PAGE_FILE
     write_text(page, render_report(report))
     seconds = time.perf_counter() - started
     write_result(report, text=_as_text(report, page, seconds), output_format=args.format)
@@ -139,8 +146,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _remove_earlier_demo(out: Path) -> None:
     # Only what a demo writes: the folder may be one that somebody named by mistake.
-    shutil.rmtree(out / "traces", ignore_errors=True)
-    for name in ("cost.json", "policy.json", "tune.json", "report.json", "report.html"):
+    shutil.rmtree(out / TRACES_FOLDER, ignore_errors=True)
+    from sgl_eagle_tuner.report.data import REPORT_FILE
+
+    for name in (COST_FILE, POLICY_FILE, TUNE_FILE, REPORT_FILE, PAGE_FILE):
         (out / name).unlink(missing_ok=True)
 
 

@@ -11,6 +11,7 @@ from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
+from sgl_eagle.cli.prompt_arguments import prompts_from
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,11 +197,10 @@ def _draft_folder(args: argparse.Namespace) -> Path:
 
 def _states(args: argparse.Namespace, pair: Pair, split: str) -> HeadStates:
     from sgl_eagle.reference.head_states import collect_head_states
-    from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
+    from sgl_eagle.reference.prompts import select_prompts
 
-    prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
     prompts = select_prompts(
-        prompts, split="tune" if split == "tune" else "held_out", per_workload=args.limit
+        prompts_from(args), split="tune" if split == "tune" else "held_out", per_workload=args.limit
     )
     total = len(prompts) * args.max_new_tokens
     with progress_counter(

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sgl_eagle.cli.frame.arguments import UsageError, positive_int
 from sgl_eagle.cli.frame.output import write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
+from sgl_eagle.cli.prompt_arguments import prompt_source, prompts_from
 from sgl_eagle.cli.sampling_arguments import add_sampling_arguments, sampling_from
-
-if TYPE_CHECKING:
-    from sgl_eagle_harness.trace_schema import PromptSource
 
 HELP = "record dense traces: the largest tree at every position of the target's own text"
 
@@ -86,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
+    from sgl_eagle.reference.prompts import select_prompts
     from sgl_eagle.reference.recorder import RecordConfig, record_prompts
     from sgl_eagle_tuner.provenance import collect_provenance
 
@@ -98,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
         rows=args.rows,
         sampling=sampling_from(args),
     )
-    prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
-    prompts = select_prompts(prompts, split=args.split, per_workload=args.limit)
+    prompts = select_prompts(prompts_from(args), split=args.split, per_workload=args.limit)
     pair = load_pair_from(args)
     budget = 2 * args.max_new_tokens * len(prompts)
     with progress_counter(
@@ -110,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             prompts,
             args.out,
             config,
-            source=prompt_source(args.prompts or []),
+            source=prompt_source(args.prompts),
             on_tokens=advance,
             commit=collect_provenance(seed=args.seed).commit,
         )
@@ -121,28 +115,6 @@ def run(args: argparse.Namespace) -> int:
         output_format=args.format,
     )
     return 0
-
-
-def prompt_source(paths: Sequence[Path]) -> PromptSource:
-    """Provenance of prompts.
-
-    Args:
-        paths: Prompt files; none means those that ship with the package.
-
-    Returns:
-        Names and digests.
-    """
-    from sgl_eagle.reference.prompts import shipped_prompt_files
-    from sgl_eagle_harness.trace_schema import PromptSource, SourceFile
-
-    files = list(paths) or shipped_prompt_files()
-    return PromptSource(
-        kind="text",
-        files=tuple(
-            SourceFile(name=file.name, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-            for file in files
-        ),
-    )
 
 
 def _beams(text: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from sgl_eagle.cli.frame.arguments import positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
+from sgl_eagle.cli.prompt_arguments import prompt_source, prompts_from
 
 if TYPE_CHECKING:
     from sgl_eagle.reference.validate import Validation
@@ -73,17 +74,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         CostTableError: If the costs were measured on another setup than this one.
     """
-    from sgl_eagle.cli.record import prompt_source
     from sgl_eagle.reference.profile import cost_setup
-    from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
+    from sgl_eagle.reference.prompts import select_prompts
     from sgl_eagle.reference.recorder import RecordConfig
     from sgl_eagle.reference.validate import validate_pair
     from sgl_eagle_harness.cost_file import load_cost_file
     from sgl_eagle_harness.errors import CostTableError
 
     costs = load_cost_file(args.cost).to_table()
-    prompts = load_prompts(args.prompts) if args.prompts else load_shipped_prompts()
-    prompts = select_prompts(prompts, per_workload=args.limit)
+    prompts = select_prompts(prompts_from(args), per_workload=args.limit)
     pair = load_pair_from(args)
     try:
         costs.require_setup(cost_setup(pair))
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             prompts,
             costs,
             config=RecordConfig(beams=(1, 2, 4, 8), max_new_tokens=args.max_new_tokens),
-            source=prompt_source(args.prompts or []),
+            source=prompt_source(args.prompts),
             on_stage=on_stage,
         )
     write_result(result, text=_as_text(result), output_format=args.format)

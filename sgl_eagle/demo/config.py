@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TRACES_FOLDER = "traces"
+COST_FILE = "cost.json"
+POLICY_FILE = "policy.json"
+TUNE_FILE = "tune.json"
+PAGE_FILE = "report.html"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sgl_eagle.demo.config import POLICY_FILE
 from sgl_eagle.demo.results import MeasuredWorkload, overall_result, workload_result
 from sgl_eagle.reference.comparison import NEAR_TIE_BOUND, compare_steps, compare_texts
 from sgl_eagle.reference.pair import Pair
@@ -77,7 +78,7 @@ def build_report(
     by_workload = {each.workload: each for each in findings.measured}
     return DemoReport(
         title=f"Speculation settings for {pair.target_identity.name}",
-        policy_file="policy.json",
+        policy_file=POLICY_FILE,
         serving_note=SERVING_NOTE,
         overall=overall_result(tuned, findings.measured, seed=seed),
         workloads=tuple(

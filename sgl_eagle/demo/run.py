@@ -11,7 +11,13 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from sgl_eagle.demo.config import DemoConfig
+from sgl_eagle.demo.config import (
+    COST_FILE,
+    POLICY_FILE,
+    TRACES_FOLDER,
+    TUNE_FILE,
+    DemoConfig,
+)
 from sgl_eagle.demo.drawn_trees import draw_best_step
 from sgl_eagle.demo.report_data import DemoFindings, build_report
 from sgl_eagle.demo.results import MEASURED_ROLES, MeasuredWorkload
@@ -25,35 +31,25 @@ from sgl_eagle.reference.recorder import RecordConfig, record_prompts
 from sgl_eagle_harness.calibration import CalibrationKind
 from sgl_eagle_harness.calibration_fit import fit_calibration
 from sgl_eagle_harness.cost_file import CostFile, save_cost_file
-from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.policies.policy_file import save_policy_file
-from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.trace_schema import PromptSource
 from sgl_eagle_harness.trace_store import read_dense_trace
-from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_tuner.baselines import USUAL_LIMITS
 from sgl_eagle_tuner.calibration_check import check_calibration
-from sgl_eagle_tuner.prompt_totals import PromptTotals
 from sgl_eagle_tuner.provenance import RunProvenance, collect_provenance, describe_files
-from sgl_eagle_tuner.replay import replay_positions
 from sgl_eagle_tuner.report.analysis import CalibrationResult
 from sgl_eagle_tuner.report.data import REPORT_FILE, DemoReport, save_report
 from sgl_eagle_tuner.report.trees import DrawnTree
+from sgl_eagle_tuner.session import ReplaySession
 from sgl_eagle_tuner.study_config import StudyConfig
-from sgl_eagle_tuner.tier_gate import tier_gate
 from sgl_eagle_tuner.tune import TuneInputs, TuneOutput, tune
 from sgl_eagle_tuner.tune_result import save_tune_result
-from sgl_eagle_tuner.walk import walk
 
 CONTEXT_STEP = 128
 """Spacing of the profiled context lengths, tokens."""
 
-POLICY_FILE = "policy.json"
-
 DRAWN_CALIBRATION: CalibrationKind = "isotonic"
-
-CALIBRATION_LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=8)
-"""Nodes that the reliability diagrams judge: the usual EAGLE-3 tree, before its rerank."""
 
 
 class Progress(Protocol):
@@ -134,7 +130,7 @@ def run_demo(demo: Demo) -> DemoReport:
 
 
 def calibrate(tuning: DenseTrace, held_out: DenseTrace) -> list[CalibrationResult]:
-    """Fit every kind of map and judge the better one.
+    """Fit the map of the diagrams on the nodes of the usual tree, before its rerank, and judge it.
 
     Args:
         tuning: To fit on.
@@ -143,8 +139,8 @@ def calibrate(tuning: DenseTrace, held_out: DenseTrace) -> list[CalibrationResul
     Returns:
         Reliability before and after, "all" first.
     """
-    calibration = fit_calibration(DRAWN_CALIBRATION, tuning, CALIBRATION_LIMITS)
-    return check_calibration(calibration, DRAWN_CALIBRATION, held_out, CALIBRATION_LIMITS)
+    calibration = fit_calibration(DRAWN_CALIBRATION, tuning, USUAL_LIMITS)
+    return check_calibration(calibration, DRAWN_CALIBRATION, held_out, USUAL_LIMITS)
 
 
 def _profile(demo: Demo, longest: int, here: RunProvenance) -> CostFile:
@@ -162,12 +158,12 @@ def _profile(demo: Demo, longest: int, here: RunProvenance) -> CostFile:
     record = CostFile.from_table(
         table, num_repeats=config.num_repeats, created=datetime.now(UTC), commit=here.commit
     )
-    save_cost_file(demo.out / "cost.json", record)
+    save_cost_file(demo.out / COST_FILE, record)
     return record
 
 
 def _record(demo: Demo, prompts: Sequence[Prompt], split: str, here: RunProvenance) -> DenseTrace:
-    folder = demo.out / "traces" / split
+    folder = demo.out / TRACES_FOLDER / split
     config = RecordConfig(
         num_steps=demo.config.num_steps,
         beams=demo.config.beams,
@@ -202,7 +198,9 @@ def _tune(
         tuning=tuning,
         held_out=held_out,
         cost_file=cost_file,
-        trace_files=describe_files([demo.out / "traces" / split for split in ("tune", "held_out")]),
+        trace_files=describe_files(
+            [demo.out / TRACES_FOLDER / split for split in ("tune", "held_out")]
+        ),
         provenance=here,
     )
     study = StudyConfig(num_trials=demo.config.num_trials, seed=demo.config.seed)
@@ -213,25 +211,8 @@ def _tune(
             tuned = tune(inputs, study, on_trial=lambda _workload: advance(1))
         notes.append(f"{num_workloads} workloads, {demo.config.num_trials} trials each")
     save_policy_file(demo.out / POLICY_FILE, tuned.policy)
-    save_tune_result(demo.out / "tune.json", tuned.result)
+    save_tune_result(demo.out / TUNE_FILE, tuned.result)
     return tuned
-
-
-def predict(trace: DenseTrace, policy: SpecPolicy, costs: CostTable) -> PromptTotals:
-    """Replay a policy as it stands, under other costs than it decides by.
-
-    Args:
-        trace: Dense trace of the prompts.
-        policy: Decides as it did in the engine.
-        costs: What its steps are predicted to cost.
-
-    Returns:
-        Tokens and time by prompt.
-    """
-    gate = tier_gate(policy, trace)
-    begin_prompt = None if gate is None else gate.begin_prompt
-    steps = replay_positions(trace, policy)
-    return walk(trace, steps, costs, begin_prompt=begin_prompt).outcome.totals
 
 
 def _alongside_profiler(demo: Demo, cost_file: CostFile, tuned: TuneOutput) -> CostProfiler:
@@ -281,14 +262,14 @@ def _measure(
                 on_run=partial(_after_run, count(1), len(specs), profiler, advance),
                 num_repeats=demo.config.num_repeats,
             )
-            trace = held_out.select(workload=tuning.workload)
+            session = ReplaySession(held_out.select(workload=tuning.workload), costs)
             alongside = profiler.table(average="mean")
             found.append(
                 MeasuredWorkload(
                     workload=tuning.workload,
                     by_role=runs,
                     predicted=[
-                        predict(trace, setting.spec.build(costs), alongside)
+                        session.run(setting.spec, timed_by=alongside).outcome.totals
                         for setting in tuning.settings
                     ],
                 )

@@ -85,8 +85,7 @@ def load_shipped_prompts(
     Returns:
         Prompts in the order of `workloads`.
     """
-    folder = importlib.resources.files("sgl_eagle") / "assets" / "prompts"
-    prompts = _load([folder / f"{workload}.jsonl" for workload in workloads])
+    prompts = _load(shipped_prompt_files(workloads))
     return [prompt for prompt in prompts if split in {None, prompt.split}]
 
 
@@ -119,14 +118,17 @@ def select_prompts(
     return chosen
 
 
-def shipped_prompt_files() -> list[Traversable]:
+def shipped_prompt_files(workloads: Sequence[Workload] = WORKLOADS) -> list[Traversable]:
     """The prompt files that come with the package.
 
+    Args:
+        workloads: Which ones.
+
     Returns:
-        One for each of `WORKLOADS`, in that order.
+        One for each workload, in their order.
     """
     folder = importlib.resources.files("sgl_eagle") / "assets" / "prompts"
-    return [folder / f"{workload}.jsonl" for workload in WORKLOADS]
+    return [folder / f"{workload}.jsonl" for workload in workloads]
 
 
 def _load(paths: Sequence[Path | Traversable]) -> list[Prompt]:

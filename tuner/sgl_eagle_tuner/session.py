@@ -70,18 +70,19 @@ class ReplaySession:
             self._tables.popitem(last=False)
         return table
 
-    def run(self, spec: PolicySpec) -> Run:
+    def run(self, spec: PolicySpec, *, timed_by: CostTable | None = None) -> Run:
         """Decode all prompts one after the other, whatever the load.
 
         Args:
-            spec: Policy to run.
+            spec: Policy to run; it decides by the session's costs.
+            timed_by: What its steps cost; None is the session's costs.
 
         Returns:
             The exact single-stream run.
         """
         gate = tier_gate(spec.build(self.costs), self.trace)
         begin_prompt = None if gate is None else gate.begin_prompt
-        return walk(self.trace, self.steps(spec), self.costs, begin_prompt=begin_prompt)
+        return walk(self.trace, self.steps(spec), timed_by or self.costs, begin_prompt=begin_prompt)
 
     def simulate(self, spec: PolicySpec, load: SimulationConfig) -> Simulation:
         """Serve all prompts in a closed loop.
