@@ -58,6 +58,7 @@ class CostFile(Record):
         draft_extend: Draft-extends.
         decide_us: One policy decision.
         verify_select_us: Choosing and laying out the verified tree.
+        extends_every_step: Whether every step ends with a draft-extend over what it verified.
         num_repeats: Measurements behind each median.
         created: Time of measurement, with its zone.
         commit: Source revision, if known.
@@ -72,6 +73,7 @@ class CostFile(Record):
     draft_extend: CurveRecord
     decide_us: float
     verify_select_us: float
+    extends_every_step: bool = False
     num_repeats: int = Field(ge=1)
     created: AwareDatetime
     commit: str | None = None
@@ -114,6 +116,7 @@ class CostFile(Record):
             draft_extend=draft_extend,
             decide_us=table.decide_us,
             verify_select_us=table.verify_select_us,
+            extends_every_step=table.extends_every_step,
             num_repeats=num_repeats,
             created=created,
             commit=commit,
@@ -149,6 +152,7 @@ class CostFile(Record):
             draft_extend=grid("draft_extend", self.draft_extend),
             decide_us=self.decide_us,
             verify_select_us=self.verify_select_us,
+            extends_every_step=self.extends_every_step,
         )
 
     @property

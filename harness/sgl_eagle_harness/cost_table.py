@@ -202,6 +202,9 @@ class CostTable:
             head for the last of them and topk included: it also proposes the root's children.
         decide_us: One policy decision after a draft step, host synchronisation included.
         verify_select_us: Choosing and laying out the tree that is verified.
+        extends_every_step: Whether the engine ends each step, plain ones too, with a draft-extend
+            over as many tokens as it verified. Its time then belongs to `verify_us` and
+            `decode_us`, and nothing is left to catch up with.
     """
 
     setup: CostSetup
@@ -210,6 +213,7 @@ class CostTable:
     draft_extend: CostGrid
     decide_us: float
     verify_select_us: float
+    extends_every_step: bool = False
 
     def __post_init__(self) -> None:
         for name in ("decide_us", "verify_select_us"):
@@ -220,7 +224,7 @@ class CostTable:
     def verify_us(
         self, batch_size: int, num_tokens: npt.ArrayLike, context_len: npt.ArrayLike
     ) -> FloatArray:
-        """Latency of one target pass over draft trees.
+        """Latency of one target pass over draft trees, and of the draft-extend that it entails.
 
         Args:
             batch_size: Requests verified together.
@@ -233,10 +237,13 @@ class CostTable:
         Raises:
             CostTableRangeError: If any point lies outside the grid.
         """
-        return self.target.at(batch_size, num_tokens, context_len)
+        us = self.target.at(batch_size, num_tokens, context_len)
+        if not self.extends_every_step:
+            return us
+        return np.asarray(us + self.draft_extend.at(batch_size, num_tokens, context_len))
 
     def decode_us(self, batch_size: int, context_len: npt.ArrayLike) -> FloatArray:
-        """Latency of one plain decoding step.
+        """Latency of one plain decoding step, and of the draft-extend that it entails.
 
         Args:
             batch_size: Requests decoded together.
@@ -248,7 +255,7 @@ class CostTable:
         Raises:
             CostTableRangeError: If any point lies outside the grid.
         """
-        return self.target.at(batch_size, 1, context_len)
+        return self.verify_us(batch_size, 1, context_len)
 
     def draft_step_us(
         self, batch_size: int, width: npt.ArrayLike, context_len: npt.ArrayLike
@@ -289,7 +296,7 @@ class CostTable:
     def draft_catch_up_us(
         self, batch_size: int, num_pending: npt.ArrayLike, context_len: npt.ArrayLike
     ) -> FloatArray:
-        """Latency of draft-extends in chunks of at most the largest measured size.
+        """Latency of draft-extends, before a step, in chunks of at most the largest measured size.
 
         An engine that decoded plainly for a while has more pending tokens than any extend that
         was measured; it processes them in chunks, and so does this sum.
@@ -306,6 +313,8 @@ class CostTable:
             CostTableRangeError: If a context or a remainder lies outside the grid.
         """
         pending = np.asarray(num_pending)
+        if self.extends_every_step:
+            return np.zeros(np.broadcast_shapes(pending.shape, np.shape(context_len)))
         largest = int(self.draft_extend.num_tokens[-1])
         full, rest = np.divmod(pending - 1, largest)
         cost = self.draft_extend.at(batch_size, rest + 1, context_len)

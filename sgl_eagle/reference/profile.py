@@ -214,7 +214,12 @@ class CostProfiler:
             for kind, axis in axes.items()
         }
         passes = CostTable(
-            setup=cost_setup(self._pair), decide_us=0.0, verify_select_us=0.0, **grids
+            setup=cost_setup(self._pair),
+            target=grids["target"],
+            draft=grids["draft"],
+            draft_extend=grids["draft_extend"],
+            decide_us=0.0,
+            verify_select_us=0.0,
         )
         return with_decision_times(passes)
 

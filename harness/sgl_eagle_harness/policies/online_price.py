@@ -1,0 +1,229 @@
+"""The price rule of a running server: price, calibration and expected yield follow what happens.
+
+Between two refreshes it is a plain `PricePolicy`, one for each batch size, and decides as purely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sgl_eagle_harness.continuation import ContinuationModel
+from sgl_eagle_harness.decayed_ratio import DecayedRatio
+from sgl_eagle_harness.online_calibration import OnlineCalibration
+from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
+from sgl_eagle_harness.policies.price import PricePolicy
+from sgl_eagle_harness.policies.tier import TierConfig
+from sgl_eagle_harness.price_tracker import PriceTracker
+from sgl_eagle_harness.root_forecast import forecast_from_root
+from sgl_eagle_harness.types import (
+    BatchContext,
+    BoolArray,
+    CandidateTrees,
+    Float32Array,
+    FloatArray,
+    IntArray,
+    TreeLimits,
+)
+
+REFRESH_STEPS = 64
+"""Steps between two refreshes: a new map costs about a millisecond to build."""
+PRIOR_DRAFTS = 50.0
+"""Correct drafts that the average tree counts for before any was seen."""
+HALF_LIFE_ROWS = 4096.0
+"""Steps of single requests after which a yield counts half. Plain steps age it too, so a server
+that gave up speculation tries again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedRows:
+    """What one step of B requests yielded, as far as a policy learns from it.
+
+    Attributes:
+        batch_size: Requests decoded together.
+        elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
+        speculated: [B] bool.
+        depths: [B] int64, levels drafted, 0 for plain rows.
+        num_draft_tokens: [B] int64, nodes verified, root included.
+        num_correct_drafts: [B] int64.
+    """
+
+    batch_size: int
+    elapsed_us: float | None
+    speculated: BoolArray
+    depths: IntArray
+    num_draft_tokens: IntArray
+    num_correct_drafts: IntArray
+
+
+class OnlinePricePolicy:
+    """A `PricePolicy` whose estimates are refined while it serves.
+
+    Attributes:
+        limits: Depth, branching and the largest verify size.
+        tier: Damping of changes between speculation and plain decoding.
+    """
+
+    def __init__(
+        self,
+        policy: PricePolicy,
+        *,
+        typical_context: int,
+        batch_edges: tuple[int, ...],
+        refresh_steps: int = REFRESH_STEPS,
+    ) -> None:
+        """Start where the policy stands, at the price that its cost table gives.
+
+        Args:
+            policy: Prior: map, average tree, costs; its price is not used.
+            typical_context: Context length at which the price is solved.
+            batch_edges: First batch size of each range that shares one correction of the price.
+            refresh_steps: Steps between two refreshes of the estimates.
+
+        Raises:
+            CalibrationError: If the policy's map cannot be refined.
+            PolicyConfigError: If the edges do not rise from 1.
+        """
+        self._prior = self._base = policy
+        self._context = typical_context
+        self._refresh_steps = refresh_steps
+        self._steps_since = 0
+        self._calibration = OnlineCalibration(policy.calibration, num_depths=policy.num_steps)
+        self._yield = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROWS)
+        self._tracker = PriceTracker(self._solve, batch_edges=batch_edges)
+        self._policies: dict[int, PricePolicy] = {}
+        self._expected_drafts = forecast_from_root(
+            policy.continuation,
+            num_steps=policy.num_steps,
+            topk=policy.topk,
+            width=policy.widths[-1],
+            sizes=np.arange(1, policy.verify_sizes[-1] + 1),
+        )
+        self.limits: TreeLimits = policy.limits
+        self.tier: TierConfig = policy.tier
+
+    @property
+    def name(self) -> str:
+        """E.g. "online-price-5-4-16": num_steps, topk, largest verify size."""
+        return f"online-{self._prior.name}"
+
+    @property
+    def yield_ratio(self) -> float:
+        """Correct drafts seen over those that the prior's average tree led to expect."""
+        return float(self._yield.values()[0])
+
+    @property
+    def num_observed_nodes(self) -> int:
+        """Nodes that the calibration has learnt from."""
+        return self._calibration.num_observed
+
+    def price_tok_per_us(self, batch_size: int) -> float:
+        """The price in force.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            Tokens that one microsecond of the whole batch is worth.
+        """
+        return self.at(batch_size).price_tok_per_us
+
+    def at(self, batch_size: int) -> PricePolicy:
+        """The policy in force until the next refresh.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            An immutable policy.
+        """
+        policy = self._policies.get(batch_size)
+        if policy is None:
+            price = self._tracker.price_tok_per_us(batch_size)
+            policy = replace(self._base, price_tok_per_us=price)
+            self._policies[batch_size] = policy
+        return policy
+
+    def should_speculate(self, batch: BatchContext) -> BoolArray:  # noqa: D102  SpecPolicy
+        return self.at(batch.batch_size).should_speculate(batch)
+
+    def tier_values(self, batch: BatchContext) -> tuple[FloatArray, FloatArray]:  # noqa: D102  TieredPolicy
+        return self.at(batch.batch_size).tier_values(batch)
+
+    def select_frontier(self, trees: CandidateTrees, batch: BatchContext) -> IntArray:  # noqa: D102  SpecPolicy
+        return self.at(batch.batch_size).select_frontier(trees, batch)
+
+    def select_verify(self, trees: CandidateTrees, batch: BatchContext) -> IntArray:  # noqa: D102  SpecPolicy
+        return self.at(batch.batch_size).select_verify(trees, batch)
+
+    def observe_nodes(
+        self, depths: IntArray, path_log_confidence: Float32Array, accepted: FloatArray
+    ) -> None:
+        """Learn how far confidence can be trusted.
+
+        Args:
+            depths: [M] int64, at least 1.
+            path_log_confidence: [M] float32, finite.
+            accepted: [M] in [0, 1].
+        """
+        self._calibration.observe(depths, path_log_confidence, accepted)
+
+    def observe_step(self, rows: VerifiedRows) -> None:
+        """Learn what speculation yields and how fast the batch decodes.
+
+        Args:
+            rows: One finished step.
+        """
+        spec = rows.speculated & (rows.depths > 0)
+        self._yield.decay(float(len(spec)))
+        if spec.any():
+            sizes = np.minimum(rows.num_draft_tokens[spec], self._expected_drafts.shape[1])
+            expected = self._expected_drafts[rows.depths[spec] - 1, sizes - 1].sum()
+            seen = rows.num_correct_drafts[spec].sum()
+            self._yield.add(np.zeros(1, np.int64), float(seen), float(expected))
+        if rows.elapsed_us is not None:
+            num_tokens = float(rows.num_correct_drafts.sum() + len(spec))
+            self._tracker.observe(
+                rows.batch_size, num_tokens=num_tokens, elapsed_us=rows.elapsed_us
+            )
+        self._steps_since += 1
+        if self._steps_since >= self._refresh_steps:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._steps_since = 0
+        continuation = scale_ranked(self._prior.continuation, self.yield_ratio)
+        self._base = replace(
+            self._prior, calibration=self._calibration.calibration(), continuation=continuation
+        )
+        self._tracker.resolve()
+        self._policies.clear()
+
+    def _solve(self, batch_size: int) -> PlanThroughput:
+        policy = self._base
+        return plan_throughput(
+            policy.costs,
+            policy.continuation,
+            num_steps=policy.num_steps,
+            topk=policy.widths[-1],
+            sizes=policy.verify_sizes,
+            batch_size=batch_size,
+            context_len=self._context,
+        )
+
+
+def scale_ranked(continuation: ContinuationModel, ratio: float) -> ContinuationModel:
+    """The average tree of a workload whose drafts are accepted more or less often.
+
+    Args:
+        continuation: Fitted model.
+        ratio: Factor on the probabilities of the average tree, at least 0.
+
+    Returns:
+        The same ratios of children to parents, and the scaled averages, at most 1.
+    """
+    scaled = tuple(
+        tuple(min(1.0, ratio * prob) for prob in probs) for probs in continuation.ranked_probs
+    )
+    return continuation.model_copy(update={"ranked_probs": scaled})
