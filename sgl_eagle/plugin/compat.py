@@ -134,7 +134,7 @@ def prepare_draft_batch(worker: Any, batch: Any) -> Any:
     """
     from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 
-    forward_batch, _ = prepare_for_draft(
+    forward_batch, *_ = prepare_for_draft(  # from 0.5.22 on, three values
         batch.spec_info,
         worker.req_to_token_pool,
         batch,
@@ -208,9 +208,18 @@ def tree_mask_is_full(target_worker: Any) -> bool:
     """
     from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
 
-    buffer = getattr(target_worker.model_runner.attn_backend, "verify_mask", None)
-    mode = default_tree_mask_mode() if buffer is None else buffer.mode
-    return bool(mode == TreeMaskMode.FULL_MASK)
+    backend = target_worker.model_runner.attn_backend
+    buffer = getattr(backend, "verify_mask", None)
+    if buffer is not None:
+        return bool(buffer.mode == TreeMaskMode.FULL_MASK)
+    # On a CPU the default is what its AMX backend reads, whichever backend runs.
+    return bool(default_tree_mask_mode() == TreeMaskMode.FULL_MASK) or _is_triton(backend)
+
+
+def _is_triton(backend: Any) -> bool:
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    return isinstance(backend, TritonAttnBackend)
 
 
 def make_verify_input(**fields: Any) -> Any:
@@ -258,15 +267,33 @@ def run_verify(
         "plan_stream": worker.plan_stream,
         "plan_stream_ctx": worker.plan_stream_ctx,
         "topk": worker.topk,
-        "num_steps": num_steps,  # up to 0.5.20
+        "num_steps": num_steps,  # 0.5.17
         "num_draft_tokens": num_draft_tokens,
         "device": worker.device,
         "metadata_ready_pre_pad": False,
         "finalize_tree_path": True,
         "grammar_barrier": grammar_barrier,
     }
-    known = inspect.signature(run_eagle_verify).parameters
-    return run_eagle_verify(batch, **{name: arguments[name] for name in arguments if name in known})
+    return _call_with_known(run_eagle_verify, batch, arguments)
+
+
+def run_builtin_step(step: Any, batch: Any, **arguments: Any) -> Any:
+    """One step of SGLang's own EAGLE: prefill, and idle batches.
+
+    Args:
+        step: Its bound `forward_batch_generation`.
+        batch: What runs.
+        **arguments: What the scheduler passed, by name; those that this version lacks are None.
+
+    Returns:
+        A `GenerationBatchResult`.
+    """
+    return _call_with_known(step, batch, arguments)  # pp_proxy_tensors: from 0.5.19 on
+
+
+def _call_with_known(function: Any, batch: Any, arguments: dict[str, Any]) -> Any:
+    known = inspect.signature(function).parameters
+    return function(batch, **{name: arguments[name] for name in arguments if name in known})
 
 
 def replace_sampler() -> None:

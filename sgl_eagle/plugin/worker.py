@@ -70,8 +70,12 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
-            return super().forward_batch_generation(
-                batch, on_publish, grammar_barrier, pp_proxy_tensors
+            return compat.run_builtin_step(
+                super().forward_batch_generation,
+                batch,
+                on_publish=on_publish,
+                grammar_barrier=grammar_barrier,
+                pp_proxy_tensors=pp_proxy_tensors,
             )
         context_len = (batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu).cpu()
         packed = self._draft_trees(batch, context_len.numpy().astype(np.int64))

@@ -1,3 +1,4 @@
+import random
 import sys
 from pathlib import Path
 
@@ -5,15 +6,25 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import server_process
 from policy_files import write_policies
+from server_process import COMPLETION_LENGTH, STAND_IN_ATTENTION, ForkServer
+
+NUM_PROMPTS = 12
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory):
+def fork_server(tmp_path_factory):
+    """Starts servers whose attention is the stand-in."""
+    running = ForkServer(tmp_path_factory.mktemp("fork_server") / "log", STAND_IN_ATTENTION)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def pair(fork_server, tmp_path_factory):
     """Folder with the tiny target and its hand-made draft."""
     folder = tmp_path_factory.mktemp("pair")
-    server_process.make_tiny_pair(folder)
+    fork_server.call("tiny_pair", "make_pair", str(folder))
     return folder
 
 
@@ -24,6 +35,14 @@ def policies(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def completions(pair):
+def completions(fork_server, pair):
     """Greedy completions of the target by Hugging Face: pairs of prompt and completion ids."""
-    return server_process.complete_with_hugging_face(pair / "target", num_prompts=12)
+    random_ids = random.Random(3)
+    prompts = [
+        [random_ids.randrange(2, 1024) for _ in range(random_ids.randrange(1, 20))]
+        for _ in range(NUM_PROMPTS)
+    ]
+    wanted = fork_server.call(
+        "hugging_face", "complete", str(pair / "target"), prompts, COMPLETION_LENGTH
+    )
+    return list(zip(prompts, wanted, strict=True))

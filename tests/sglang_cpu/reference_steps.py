@@ -1,10 +1,5 @@
-"""Steps that the reference engine takes; a script, since it needs an environment without warnings.
+"""Steps that the reference engine takes; runs in the fork server."""
 
-Reads a JSON list of prompts; prints the number of steps of each.
-"""
-
-import json
-import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +13,8 @@ from sgl_eagle_harness.policies.policy_file import load_policy_file
 
 
 def count_steps(pair, policy_file, prompts, length):
+    """Number of steps that each prompt's completion of `length` tokens takes."""
+    pair = Path(pair)
     model = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32).eval()
     num_layers = model.config.num_hidden_layers
     capture = load_draft_config(pair / "draft").hidden_state_indices(num_layers)
@@ -30,13 +27,8 @@ def count_steps(pair, policy_file, prompts, length):
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    engine, policy = Engine(target, draft), load_policy_file(policy_file).build()
+    engine, policy = Engine(target, draft), load_policy_file(Path(policy_file)).build()
     return [
         len(engine.generate(prompt, policy, max_new_tokens=length, stop_tokens=frozenset()).steps)
         for prompt in prompts
     ]
-
-
-if __name__ == "__main__":
-    pair, policy_file, length = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    print(json.dumps(count_steps(pair, policy_file, json.load(sys.stdin), length)))  # noqa: T201

@@ -1,14 +1,14 @@
-"""A real SGLang server on this machine's CPU, and what its answers are compared with."""
+"""A real SGLang server on this machine's CPU, started by the fork server."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -21,79 +21,19 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 10
 COMPLETION_LENGTH = 32
 CONTEXT_LENGTH = 512
 MAX_RUNNING_REQUESTS = 8
 
-
-def make_tiny_pair(folder: Path) -> None:
-    """In a process of its own: Transformers warns, which must not fail a test.
-
-    Args:
-        folder: Gets `target` and `draft`.
-    """
-    _run_python(str(FOLDER / "tiny_pair.py"), str(folder))
-
-
-def complete_with_hugging_face(target: Path, *, num_prompts: int) -> list[tuple[list[int], ...]]:
-    source = (
-        "import json, sys, torch; from transformers import AutoModelForCausalLM\n"
-        "prompts, folder, length = json.load(sys.stdin), sys.argv[1], int(sys.argv[2])\n"
-        "model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()\n"
-        "def complete(prompt):\n"
-        "    return model.generate(torch.tensor([prompt]), max_new_tokens=length,\n"
-        "        do_sample=False, eos_token_id=None)[0, len(prompt):].tolist()\n"
-        "print(json.dumps([complete(prompt) for prompt in prompts]))\n"
-    )
-    random_ids = random.Random(3)
-    prompts = [
-        [random_ids.randrange(2, 1024) for _ in range(random_ids.randrange(1, 20))]
-        for _ in range(num_prompts)
-    ]
-    out = _run_python("-c", source, str(target), str(COMPLETION_LENGTH), stdin=json.dumps(prompts))
-    return list(zip(prompts, json.loads(out), strict=True))
-
-
-def exact_continuations(
-    target: Path, prompt: list[int], *, length: int, temperature: float, top_k: int
-) -> dict[tuple[int, ...], float]:
-    """Probability of every continuation that the filter allows."""
-    source = (
-        "import json, sys, torch; from transformers import AutoModelForCausalLM\n"
-        "prompt, length, temperature, top_k = json.load(sys.stdin)\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval()\n"
-        "paths = [([], 1.0)]\n"
-        "for _ in range(length):\n"
-        "    logits = model(torch.tensor([prompt + p for p, _ in paths])).logits[:, -1].double()\n"
-        "    best, ids = (logits / temperature).topk(top_k)\n"
-        "    rows = zip(paths, best.softmax(-1).tolist(), ids.tolist())\n"
-        "    paths = [(p + [i], q * r) for (p, q), rs, js in rows for r, i in zip(rs, js)]\n"
-        "print(json.dumps(paths))\n"
-    )
-    stdin = json.dumps([prompt, length, temperature, top_k])
-    paths = json.loads(_run_python("-c", source, str(target), stdin=stdin))
-    return {tuple(path): probability for path, probability in paths}
-
-
-def reference_step_counts(pair: Path, policy: Path, prompts: list[list[int]]) -> list[int]:
-    out = _run_python(
-        *(str(FOLDER / "reference_steps.py"), str(pair), str(policy), str(COMPLETION_LENGTH)),
-        stdin=json.dumps(prompts),
-    )
-    return list(json.loads(out))
-
-
-def _run_python(*arguments: str, stdin: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+# The check that would replace intel_amx by a backend without trees looks at the first flag alone.
+STAND_IN_ATTENTION = (
+    *("--attention-backend", "torch_native"),
+    *("--prefill-attention-backend", "intel_amx"),
+    *("--decode-attention-backend", "intel_amx"),
+    *("--speculative-draft-attention-backend", "intel_amx"),
+)
+TRITON_ATTENTION = ("--attention-backend", "triton")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +66,11 @@ class Server:
         } | sampling
         return self.post("/generate", {"input_ids": prompt, "sampling_params": parameters})
 
-    def complete_all(self, prompts: list[list[int]], *, concurrency: int) -> list[dict[str, Any]]:
+    def complete_all(
+        self, prompts: list[list[int]], *, concurrency: int, **sampling: Any
+    ) -> list[dict[str, Any]]:
         with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(self.complete, prompts))
+            return list(pool.map(lambda prompt: self.complete(prompt, **sampling), prompts))
 
     def load(self) -> dict[str, Any]:
         """Requests and cache slots in use."""
@@ -147,27 +89,151 @@ class Server:
             return self.load()
 
 
-def serving_command(pair: Path, *flags: str) -> list[str]:
+class ForkServer:
+    """Process of `fork_server.py`, to be left with `close`."""
+
+    def __init__(self, log: Path, attention: tuple[str, ...], **variables: str) -> None:
+        """Start it.
+
+        Args:
+            log: File for what it and called functions print.
+            attention: Flags of its servers.
+            **variables: Added to its environment, which its servers inherit.
+        """
+        self._log = log
+        self._attention = attention
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(FOLDER / "fork_server.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env=serving_environment(**variables),
+            )
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(STOP_TIMEOUT_S)
+
+    def call(self, module: str, function: str, *arguments: Any) -> Any:
+        """What a function returns, called where SGLang and Transformers are imported already.
+
+        Args:
+            module: Its module, in this folder.
+            function: Its name.
+            *arguments: Made of JSON's types.
+
+        Returns:
+            What JSON keeps of the result.
+        """
+        with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
+            request = {"call": [module, function, *arguments], "answer": answer.name}
+            assert self._ask(request)["exit_code"] == 0, _tail(self._log)
+            return json.load(answer)
+
+    @contextmanager
+    def serve(self, models: Path, log: Path, *flags: str, **variables: str) -> Iterator[Server]:
+        """Run a server until the block ends.
+
+        Args:
+            models: Folder with `target` and `draft`.
+            log: File for its output.
+            *flags: Added to the command.
+            **variables: Added to the environment.
+
+        Yields:
+            The server, healthy.
+        """
+        port = _free_port()
+        pid = self._start(models, log, ("--port", str(port), *flags), variables)
+        server = Server(url=f"http://127.0.0.1:{port}", log=log)
+        try:
+            self._wait_until_healthy(server, pid)
+            yield server
+        finally:
+            self._stop(pid)
+
+    def output_of_refused_start(
+        self, models: Path, log: Path, *flags: str, **variables: str
+    ) -> str:
+        """Start a server that must not come up.
+
+        Args:
+            models: Folder with `target` and `draft`.
+            log: File for its output.
+            *flags: Added to the command.
+            **variables: Added to the environment.
+
+        Returns:
+            Its output.
+        """
+        pid = self._start(models, log, ("--port", str(_free_port()), *flags), variables)
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while self._exit_code(pid) is None:
+                assert time.monotonic() < deadline, f"it did not end:\n{_tail(log)}"
+                time.sleep(0.2)
+            assert self._exit_code(pid) != 0
+        finally:
+            _kill_group(pid, signal.SIGKILL)
+        return log.read_text(encoding="utf-8", errors="replace")
+
+    def _start(
+        self, models: Path, log: Path, flags: tuple[str, ...], variables: dict[str, str]
+    ) -> int:
+        command = [*serving_flags(models), *self._attention, *flags]
+        return int(self._ask({"serve": command, "variables": variables, "log": str(log)})["pid"])
+
+    def _exit_code(self, pid: int) -> int | None:
+        return self._ask({"poll": pid})["exit_code"]
+
+    def _wait_until_healthy(self, server: Server, pid: int) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self._exit_code(pid) is None, f"the server ended:\n{_tail(server.log)}"
+            try:
+                with server.open("/health"):
+                    return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.2)
+        raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{_tail(server.log)}")
+
+    def _stop(self, pid: int) -> None:
+        _kill_group(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._exit_code(pid) is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        _kill_group(pid, signal.SIGKILL)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        assert answer, f"the fork server ended:\n{_tail(self._log)}"
+        return json.loads(answer)
+
+
+def serving_flags(models: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "sglang.launch_server"),
-        *("--model-path", str(pair / "target"), "--device", "cpu", "--dtype", "float32"),
-        # The check that would replace intel_amx by a backend without trees looks at the first flag.
-        *("--attention-backend", "torch_native"),
-        *("--prefill-attention-backend", "intel_amx"),
-        *("--decode-attention-backend", "intel_amx"),
-        *("--speculative-draft-attention-backend", "intel_amx"),
+        *("--model-path", str(models / "target"), "--device", "cpu", "--dtype", "float32"),
         *("--speculative-algorithm", "SGL_EAGLE"),
-        *("--speculative-draft-model-path", str(pair / "draft")),
+        *("--speculative-draft-model-path", str(models / "draft")),
         *("--disable-cuda-graph", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
         *("--max-total-tokens", "4096", "--context-length", str(CONTEXT_LENGTH)),
-        *("--max-running-requests", str(MAX_RUNNING_REQUESTS), *flags),
+        *("--max-running-requests", str(MAX_RUNNING_REQUESTS), "--host", "127.0.0.1"),
     ]
 
 
 def serving_environment(**variables: str) -> dict[str, str]:
+    folders = [str(FOLDER / "stand_ins"), str(FOLDER), *filter(None, sys.path)]
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(FOLDER / "stand_ins"), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(folders),
         "SGLANG_USE_CPU_ENGINE": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -177,52 +243,9 @@ def serving_environment(**variables: str) -> dict[str, str]:
     }
 
 
-@contextmanager
-def serve(pair: Path, log: Path, *flags: str, **variables: str) -> Iterator[Server]:
-    """Run a server until the block ends.
-
-    Args:
-        pair: Folder with `target` and `draft`.
-        log: File for its output.
-        *flags: Added to the command.
-        **variables: Added to the environment.
-
-    Yields:
-        The server, healthy.
-    """
-    port = _free_port()
-    command = [*serving_command(pair, *flags), "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=serving_environment(**variables),
-            start_new_session=True,  # its workers must go with it
-        )
-        server = Server(url=f"http://127.0.0.1:{port}", log=log)
-        try:
-            _wait_until_healthy(server, process)
-            yield server
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"the server ended:\n{_tail(server.log)}"
-        try:
-            with server.open("/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.5)
-    raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{_tail(server.log)}")
+def _kill_group(pid: int, signal_number: int) -> None:
+    with suppress(ProcessLookupError):  # its workers go with it
+        os.killpg(pid, signal_number)
 
 
 def _tail(log: Path) -> str:
@@ -233,32 +256,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def output_of_refused_start(pair: Path, log: Path, *flags: str, **variables: str) -> str:
-    """Start a server that must not come up.
-
-    Args:
-        pair: Folder with `target` and `draft`.
-        log: File for its output.
-        *flags: Added to the command.
-        **variables: Added to the environment.
-
-    Returns:
-        Its output.
-    """
-    command = [*serving_command(pair, *flags), "--host", "127.0.0.1", "--port", str(_free_port())]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=serving_environment(**variables),
-            start_new_session=True,
-        )
-        try:
-            assert process.wait(START_TIMEOUT_S) != 0
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    return log.read_text(encoding="utf-8", errors="replace")

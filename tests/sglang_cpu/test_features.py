@@ -8,11 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from server_process import (
-    CONTEXT_LENGTH,
-    exact_continuations,
-    serve,
-)
+from server_process import CONTEXT_LENGTH
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -20,12 +16,13 @@ STOP_RANGE = range(4, 20)
 
 
 @pytest.fixture(scope="module")
-def server(pair, policies, tmp_path_factory):
+def server(fork_server, pair, policies, tmp_path_factory):
     flags = (
         *("--sgl-eagle-policy", str(policies["irregular"])),
         *("--chunked-prefill-size", "16", "--enable-metrics"),
     )
-    with serve(pair, tmp_path_factory.mktemp("server") / "log", *flags) as running:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with fork_server.serve(pair, log, *flags) as running:
         yield running
 
 
@@ -147,11 +144,11 @@ def test_aborts_and_finishes_among_running_requests_leak_nothing(server, complet
     assert "leak" not in server.log.read_text(encoding="utf-8", errors="replace").lower()
 
 
-def test_sampled_tokens_have_the_targets_distribution(pair, server):
+def test_sampled_tokens_have_the_targets_distribution(fork_server, pair, server):
     prompt, temperature, top_k, num_samples = [11, 42, 360], 1.5, 4, 1200
-    expected = exact_continuations(
-        pair / "target", prompt, length=3, temperature=temperature, top_k=top_k
-    )
+    arguments = (str(pair / "target"), prompt, 3, temperature, top_k)
+    paths = fork_server.call("hugging_face", "weigh_continuations", *arguments)
+    expected = {tuple(path): probability for path, probability in paths}
     parameters = {
         "temperature": temperature,
         "top_k": top_k,

@@ -1,7 +1,7 @@
 """A target of four layers and a hand-made EAGLE-3 head that is often right about it.
 
 The target's text is mostly a chain of bigrams, disturbed by its layers; the head knows the bigrams.
-Neither was trained. Run as a script in the environment that serves: python tiny_pair.py FOLDER
+Neither was trained. Runs in the fork server, or by itself: python tiny_pair.py FOLDER
 """
 
 import json
@@ -37,6 +37,7 @@ CHAT_TEMPLATE = (
 
 
 def make_pair(folder):
+    folder = Path(folder)
     torch.manual_seed(0)
     target = _make_target(folder / "target")
     _make_tokenizer().save_pretrained(folder / "target")
@@ -122,4 +123,4 @@ def _make_draft(folder, target):
 
 
 if __name__ == "__main__":
-    make_pair(Path(sys.argv[1]))
+    make_pair(sys.argv[1])

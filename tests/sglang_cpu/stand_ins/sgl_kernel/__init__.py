@@ -156,30 +156,28 @@ def _require_plain(logit_cap, is_cross, window, sinks):
         raise NotImplementedError("stand-in attention has no cap, cross attention, window or sinks")
 
 
-def extend_attention_cpu(
-    q,
-    _k,
-    _v,
-    out,
-    key_buffer,
-    value_buffer,
-    _key_scale,
-    _value_scale,
-    req_to_token,
-    pool_rows,
-    seq_lens,
-    extend_lens,
-    starts,
-    _max_extend_len,
-    scale,
-    logit_cap,
-    is_cross,
-    window,
-    _encoder_lens,
-    sinks,
-    tree_mask,
-    is_causal,
-):
+def _drop_scales(arguments):
+    """From 0.5.20 on, two scales come first; they are 1 without a quantised cache."""
+    return arguments if isinstance(arguments[0], torch.Tensor) else arguments[2:]
+
+
+def extend_attention_cpu(q, _k, _v, out, key_buffer, value_buffer, *arguments):
+    (
+        req_to_token,
+        pool_rows,
+        seq_lens,
+        extend_lens,
+        starts,
+        _max_extend_len,
+        scale,
+        logit_cap,
+        is_cross,
+        window,
+        _encoder_lens,
+        sinks,
+        tree_mask,
+        is_causal,
+    ) = _drop_scales(arguments)
     _require_plain(logit_cap, is_cross, window, sinks)
     if tree_mask is not None and BROKEN_TREE_MASK in os.environ:
         tree_mask = None
@@ -197,27 +195,23 @@ def extend_attention_cpu(
         out[queries] = _attend(q[queries], key_buffer[slots], value_buffer[slots], visible, scale)
 
 
-def decode_attention_cpu(
-    q,
-    key_buffer,
-    value_buffer,
-    _key_scale,
-    _value_scale,
-    out,
-    k,
-    v,
-    slots,
-    _logits,
-    req_to_token,
-    pool_rows,
-    seq_lens,
-    scale,
-    logit_cap,
-    is_cross,
-    window,
-    _encoder_lens,
-    sinks,
-):
+def decode_attention_cpu(q, key_buffer, value_buffer, *arguments):
+    (
+        out,
+        k,
+        v,
+        slots,
+        _logits,
+        req_to_token,
+        pool_rows,
+        seq_lens,
+        scale,
+        logit_cap,
+        is_cross,
+        window,
+        _encoder_lens,
+        sinks,
+    ) = _drop_scales(arguments)
     _require_plain(logit_cap, is_cross, window, sinks)
     if k is not None:
         key_buffer[slots] = k.view(-1, *key_buffer.shape[1:]).to(key_buffer.dtype)

@@ -1,0 +1,36 @@
+"""What the target alone writes, by Hugging Face's own forward pass; runs in the fork server."""
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def complete(folder, prompts, length):
+    """Greedy completions of `length` tokens."""
+    model = _load(folder)
+    return [
+        model.generate(
+            torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+
+
+def weigh_continuations(folder, prompt, length, temperature, top_k):
+    """Every continuation that the filter allows, each with its probability."""
+    model = _load(folder)
+    paths = [([], 1.0)]
+    for _ in range(length):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + path for path, _ in paths])).logits[:, -1]
+        best, ids = (logits.double() / temperature).topk(top_k)
+        rows = zip(paths, best.softmax(-1).tolist(), ids.tolist(), strict=True)
+        paths = [
+            ([*path, token], probability * share)
+            for (path, probability), shares, tokens in rows
+            for share, token in zip(shares, tokens, strict=True)
+        ]
+    return paths
+
+
+def _load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
