@@ -197,23 +197,25 @@ def copy_cache_rows(runner: Any, source: Tensor, destination: Tensor) -> None:
         buffer[destination] = buffer[source]
 
 
-def tree_mask_is_full(target_worker: Any) -> bool:
-    """Whether the target's attention reads masks over prefix and tree, or over the tree alone.
+def tree_mask_layout(target_worker: Any, num_rows: int) -> tuple[bool, Tensor | None]:
+    """How the target's attention reads the tree mask, and where from.
 
     Args:
         target_worker: Owner of the attention backend.
+        num_rows: B.
 
     Returns:
-        True for rows of length prefix + M, False for rows of length M.
+        True for mask rows over prefix and tree, False for rows over the tree alone; the backend's
+        own buffer, None where it has none or B is more than it holds.
     """
     from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
 
     backend = target_worker.model_runner.attn_backend
-    buffer = getattr(backend, "verify_mask", None)
-    if buffer is not None:
-        return bool(buffer.mode == TreeMaskMode.FULL_MASK)
+    mask = getattr(backend, "verify_mask", None)
+    if mask is not None:
+        return mask.mode == TreeMaskMode.FULL_MASK, mask.buffer if mask.fits(num_rows) else None
     # On a CPU the default is what its AMX backend reads, whichever backend runs.
-    return bool(default_tree_mask_mode() == TreeMaskMode.FULL_MASK) or _is_triton(backend)
+    return default_tree_mask_mode() == TreeMaskMode.FULL_MASK or _is_triton(backend), None
 
 
 def _is_triton(backend: Any) -> bool:
@@ -343,23 +345,6 @@ def _sample(
         topk=verify_input.tree_topk,
     )
     return predict, num_correct_drafts + 1, accept_index
-
-
-def extend_draft(worker: Any, batch: Any, result: Any, num_draft_tokens: int) -> None:
-    """Bring the draft's cache up to date and add the children of the next roots to the result.
-
-    Args:
-        worker: SGLang's draft worker.
-        batch: The batch that was verified.
-        result: What verify returned; its draft input is completed.
-        num_draft_tokens: Nodes of every verified tree, root included.
-    """
-    upper_limit = worker.speculative_num_draft_tokens
-    worker.speculative_num_draft_tokens = num_draft_tokens
-    try:
-        worker._draft_extend_for_decode(batch, result)
-    finally:
-        worker.speculative_num_draft_tokens = upper_limit
 
 
 def hot_tokens(worker: Any) -> Tensor | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
 
 
@@ -36,43 +37,60 @@ class PackedTrees:
     num_steps: int
 
 
-def pack_trees(trees: CandidateTrees, columns: IntArray) -> PackedTrees:
+def largest_tree(columns: IntArray) -> int:
+    """Nodes of the largest of some trees.
+
+    Args:
+        columns: [B, C] int64 from `SpecPolicy.select_verify`.
+
+    Returns:
+        Its nodes, root included.
+    """
+    return 1 + int((columns != NO_NODE).sum(axis=1).max(initial=0))
+
+
+def pack_trees(
+    trees: CandidateTrees, columns: IntArray, num_nodes: int | None = None
+) -> PackedTrees:
     """Lay out the selected nodes of all requests at once.
 
-    Loops over nodes and not over requests: a batch of 256 costs as many array operations as one.
+    Loops over depths and not over requests or nodes: a batch of 256 costs as many array operations
+    as one.
 
     Args:
         trees: Drafted nodes of B requests; may be empty.
         columns: [B, C] int64 from `SpecPolicy.select_verify`.
+        num_nodes: M, at least that of the largest tree; None takes the largest tree's.
 
     Returns:
-        Trees of M = 1 + C nodes, less columns that are padding everywhere.
+        Trees of M nodes.
     """
     num_rows = len(columns)
+    num_nodes = largest_tree(columns) if num_nodes is None else num_nodes
+    shape = (num_rows, num_nodes)
+    rows = np.arange(num_rows)[:, None]
+    columns = _with_width(columns, num_nodes - 1)
     present = columns != NO_NODE
-    columns = columns[:, : int(present.sum(axis=1).max(initial=0))]
-    present = columns != NO_NODE
-    num_nodes = 1 + columns.shape[1]
-    rows = np.arange(num_rows)
-    tokens = np.zeros((num_rows, num_nodes), np.int64)
-    depths = np.zeros((num_rows, num_nodes), np.int64)
-    ancestors = np.broadcast_to(np.eye(num_nodes, dtype=np.bool_), (num_rows, num_nodes, num_nodes))
-    ancestors = ancestors.copy()
+    tokens = np.zeros(shape, np.int64)
+    depths = np.zeros(shape, np.int64)
+    parents = np.zeros(shape, np.int64)
+    ancestors = np.zeros((*shape, num_nodes), np.bool_)
+    ancestors[:, np.arange(num_nodes), np.arange(num_nodes)] = True
     ancestors[:, :, 0] = True
-    first_child = np.full((num_rows, num_nodes), NO_NODE)
-    next_sibling = np.full((num_rows, num_nodes), NO_NODE)
-    if num_nodes > 1:
+    num_steps = 0
+    if trees.num_nodes and num_nodes > 1:
         picked = np.where(present, columns, 0)
-        tokens[:, 1:] = np.where(present, trees.tokens[rows[:, None], picked], 0)
+        tokens[:, 1:] = np.where(present, trees.tokens[rows, picked], 0)
         depths[:, 1:] = np.where(present, trees.depths[picked], 1)
-        parents = _parent_nodes(trees, columns)
-        for node in range(1, num_nodes):
-            ancestors[:, node] |= ancestors[rows, parents[:, node]]
-        for node in range(num_nodes - 1, 0, -1):
-            kept = rows[present[:, node - 1]]
-            parent = parents[kept, node]
-            next_sibling[kept, node] = first_child[kept, parent]
-            first_child[kept, parent] = node
+        parents[:, 1:] = np.where(present, _parent_nodes(trees, columns), 0)
+        num_steps = int(np.where(present, depths[:, 1:], 0).max(initial=0))
+        nodes, above = np.arange(num_nodes), parents
+        for _ in range(num_steps - 1):
+            ancestors[rows, nodes, above] = True
+            above = parents[rows, above]
+    else:
+        depths[:, 1:] = 1
+    first_child, next_sibling = _links(parents, present)
     return PackedTrees(
         tokens=tokens,
         depths=depths,
@@ -80,39 +98,121 @@ def pack_trees(trees: CandidateTrees, columns: IntArray) -> PackedTrees:
         first_child=first_child,
         next_sibling=next_sibling,
         num_draft_tokens=1 + present.sum(axis=1),
-        num_steps=int(depths.max(initial=0)),
+        num_steps=num_steps,
     )
 
 
+def _with_width(columns: IntArray, width: int) -> IntArray:
+    # Padding is at the end of every row, so that whole columns of it may go or come.
+    missing = width - columns.shape[1]
+    if missing <= 0:
+        return columns[:, :width]
+    return np.pad(columns, ((0, 0), (0, missing)), constant_values=NO_NODE)
+
+
 def _parent_nodes(trees: CandidateTrees, columns: IntArray) -> IntArray:
-    # [B, M] node index of each node's parent; 0 for the root and for padding.
+    # [B, M - 1] node index of each node's parent, 0 for the root; anything for padding.
     rows = np.arange(len(columns))[:, None]
-    nodes = np.arange(1, columns.shape[1] + 1)
     new_index = np.zeros((len(columns), trees.num_nodes + 1), np.int64)
-    new_index[rows, columns] = nodes  # padding, column -1, writes the last element
+    # Padding, column -1, writes the last element, which the next line takes back.
+    new_index[rows, columns] = np.arange(1, columns.shape[1] + 1)
     new_index[:, NO_NODE] = 0  # where the children of the root look
-    parents = new_index[rows, trees.parents[rows, columns]]
-    root = np.zeros((len(columns), 1), np.int64)
-    return np.concatenate([root, np.where(columns == NO_NODE, 0, parents)], axis=1)
+    return new_index[rows, trees.parents[rows, columns]]
 
 
-def flat_mask(packed: PackedTrees, prefix_lens: IntArray | None, device: str) -> Tensor:
-    """The attention mask in one of SGLang's two layouts.
+def _links(parents: IntArray, present: BoolArray) -> tuple[IntArray, IntArray]:
+    """First child and next sibling of every node, in ascending order.
+
+    Args:
+        parents: [B, M] int64.
+        present: [B, M - 1] bool, which of the nodes after the root are no padding.
+
+    Returns:
+        Two [B, M] int64, `NO_NODE` where there is none.
+    """
+    num_rows, num_nodes = parents.shape
+    first_child = np.full((num_rows, num_nodes), NO_NODE)
+    next_sibling = np.full((num_rows, num_nodes), NO_NODE)
+    if num_nodes == 1:
+        return first_child, next_sibling
+    rows = np.arange(num_rows)[:, None]
+    # Nodes after the root by parent, then by index; padding has a parent of its own, the last.
+    keys = np.where(present, parents[:, 1:], num_nodes)
+    order = np.argsort(keys, axis=1, kind="stable") + 1
+    sorted_keys = np.sort(keys, axis=1)
+    same = sorted_keys[:, 1:] == sorted_keys[:, :-1]
+    real = sorted_keys < num_nodes
+    sibling = np.where(same & real[:, 1:], order[:, 1:], NO_NODE)
+    next_sibling[rows, order[:, :-1]] = sibling
+    begins = real.copy()
+    begins[:, 1:] &= ~same
+    row_index, place = np.nonzero(begins)
+    first_child[row_index, sorted_keys[row_index, place]] = order[row_index, place]
+    return first_child, next_sibling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTrees:
+    """Packed trees on the device.
+
+    Attributes:
+        tokens: [B, M] int64.
+        depths: [B, M] int64.
+        first_child: [B, M] int64, or `NO_NODE`.
+        next_sibling: [B, M] int64, or `NO_NODE`.
+        mask: Flat, B blocks of M rows: each of M elements, or of prefix + M.
+    """
+
+    tokens: Tensor
+    depths: Tensor
+    first_child: Tensor
+    next_sibling: Tensor
+    mask: Tensor
+
+
+def send_trees(
+    packed: PackedTrees,
+    transfer: HostTransfer,
+    *,
+    prefix_lens: IntArray | None,
+    mask_buffer: Tensor | None,
+) -> SentTrees:
+    """Copy packed trees to the device, and write the attention mask in one of SGLang's two layouts.
 
     Args:
         packed: B trees of M nodes.
-        prefix_lens: [B] int64, cached tokens before each root, for rows over prefix and tree; None
-            for rows over the tree alone.
-        device: Where it goes.
+        transfer: To the device.
+        prefix_lens: [B] int64, cached tokens before each root, for mask rows over prefix and tree;
+            None for rows over the tree alone.
+        mask_buffer: Flat and large enough, to be overwritten from its start; None allocates.
 
     Returns:
-        Flat bool, B blocks of M rows: each of M elements, or of prefix + M.
+        What SGLang verifies.
     """
-    trees = torch.from_numpy(packed.ancestors).to(device)
+    num_rows, num_nodes = packed.tokens.shape
+    row_lens = np.full(num_rows, num_nodes)
+    prefix = np.zeros(num_rows, np.int64) if prefix_lens is None else prefix_lens
+    row_lens += prefix
+    ends = np.cumsum(row_lens * num_nodes)
+    # Where the part of each mask row that looks at the tree begins.
+    starts = (ends - row_lens * num_nodes)[:, None] + row_lens[:, None] * np.arange(num_nodes)
+    starts = starts + prefix[:, None]
+    numbers = np.stack(
+        [packed.tokens, packed.depths, packed.first_child, packed.next_sibling, starts]
+    )
+    sent, ancestors = transfer.send([numbers, packed.ancestors])
+    tokens, depths, first_child, next_sibling, mask_starts = sent
+    size = int(ends[-1]) if num_rows else 0
+    mask = ancestors.new_ones(size) if mask_buffer is None else mask_buffer[:size].fill_(1)
     if prefix_lens is None:
-        return trees.flatten()
-    blocks = [
-        torch.cat([tree.new_ones((len(tree), int(prefix_len))), tree], dim=1).flatten()
-        for tree, prefix_len in zip(trees, prefix_lens, strict=True)
-    ]
-    return torch.cat(blocks)
+        mask.copy_(ancestors.flatten())
+    else:
+        places = mask_starts[:, :, None] + torch.arange(num_nodes, device=sent.device)
+        mask[places.flatten()] = ancestors.flatten().to(mask.dtype)
+    return SentTrees(
+        tokens=tokens,
+        depths=depths,
+        first_child=first_child,
+        next_sibling=next_sibling,
+        mask=mask,
+    )

@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from sgl_eagle.plugin import compat
+from sgl_eagle.plugin import compat, compat_graphs
 from sgl_eagle.plugin.draft_check import check_draft
+from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.drafter import ServerDrafter
+from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
-from sgl_eagle.plugin.verify_input import PackedTrees, flat_mask, pack_trees
+from sgl_eagle.plugin.verify_input import PackedTrees, largest_tree, pack_trees, send_trees
+from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
-from sgl_eagle_harness.types import NO_NODE, BatchContext, CandidateTrees, IntArray, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BatchContext, IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +52,23 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             max_running_requests=int(server_args.max_running_requests),
             context_length=int(model_config.context_len),
         )
+        compat_graphs.leave_out_draft_loop(self.draft_worker)
+        self._transfer = HostTransfer(self.device)
+        self._clock = RoundClock()
+        self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers: dict[str, SpeculationTier] = {}
+        self._draft_graphs: DraftGraphs | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the graphs of all draft steps and verify sizes."""
+        super().init_cuda_graphs()
+        capture = compat_graphs.captures_graphs(self.device)
+        with compat.draft_context():
+            if capture and self._policy.limits is not None and self.speculative_num_steps > 1:
+                self._draft_graphs = DraftGraphs(self.draft_worker)
+            sizes = verify_sizes(self._policy)
+            self._states = RuntimeStates(self, sizes, capture=capture)
 
     def forward_batch_generation(
         self,
@@ -77,68 +97,97 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 grammar_barrier=grammar_barrier,
                 pp_proxy_tensors=pp_proxy_tensors,
             )
-        context_len = (batch.seq_lens if batch.seq_lens_cpu is None else batch.seq_lens_cpu).cpu()
-        packed = self._draft_trees(batch, context_len.numpy().astype(np.int64))
-        num_draft_tokens = packed.tokens.shape[1]
-        batch.spec_info = self._verify_input(batch, packed, context_len.numpy())
-        result = compat.run_verify(
-            self,
-            batch,
-            num_draft_tokens=num_draft_tokens,
-            num_steps=packed.num_steps,
-            grammar_barrier=grammar_barrier,
-        )
-        if on_publish is not None:
-            on_publish(result.new_seq_lens)
-        with compat.draft_context():
-            compat.extend_draft(self.draft_worker, batch, result, num_draft_tokens)
+        drafted = self._draft_trees(batch)
+        num_draft_tokens = 1 if drafted is None else drafted[0].tokens.shape[1]
+        with self._states.active(num_draft_tokens):
+            with self._clock.stage("verify"):
+                if drafted is None:
+                    batch.spec_info = self._build_trivial_verify_input(batch)
+                else:
+                    batch.spec_info = self._verify_input(batch, *drafted)
+                result = compat.run_verify(
+                    self,
+                    batch,
+                    num_draft_tokens=num_draft_tokens,
+                    num_steps=batch.spec_info.spec_steps,
+                    grammar_barrier=grammar_barrier,
+                )
+            if on_publish is not None:
+                on_publish(result.new_seq_lens)
+            with self._clock.stage("extend"):
+                self._extend_draft(batch, result)
+        self._clock.end_round(len(batch.reqs))
+        if (times := self._clock.take(self._rounds_per_log_line)) is not None:
+            logger.info("SGL_EAGLE %s", times.describe())
         return result
 
-    def _draft_trees(self, batch: Any, context_len: IntArray) -> PackedTrees:
+    def _draft_trees(self, batch: Any) -> tuple[PackedTrees, IntArray] | None:
         """Draft and prune, or choose not to draft.
 
         Args:
             batch: The running batch.
-            context_len: [B] int64, cached tokens before each root.
 
         Returns:
-            The trees to verify.
+            The trees to verify, and [B] int64, cached tokens before each root; None where every
+            request decodes plainly.
         """
-        num_rows = len(context_len)
+        if self._policy.limits is None:
+            return None
+        with self._clock.stage("roots"):
+            drafter = ServerDrafter(
+                self.draft_worker, batch, self._draft_graphs, self._transfer, self._clock
+            )
+        with self._clock.stage("decide"), compat.draft_context():
+            packed = self._choose_trees(drafter, [request.rid for request in batch.reqs])
+        return None if packed is None else (packed, drafter.context_len)
+
+    def _choose_trees(self, drafter: ServerDrafter, names: list[str]) -> PackedTrees | None:
         context = BatchContext(
-            batch_size=num_rows,
-            context_len=context_len,
+            batch_size=len(names),
+            context_len=drafter.context_len,
             # Draft-extend ends every round, so the draft's cache lacks the root alone.
-            num_pending=np.ones(num_rows, np.int64),
+            num_pending=np.ones(len(names), np.int64),
         )
-        names = [request.rid for request in batch.reqs]
         self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         speculating = choose_rows(self._policy, context, [self._tiers[name] for name in names])
-        if not speculating.any():
-            return pack_trees(CandidateTrees.empty(num_rows), np.empty((num_rows, 0), np.int64))
-        with compat.draft_context():
-            drafter = ServerDrafter(self.draft_worker, batch, speculating)
-            trees = grow_trees(drafter, self._policy, context)
+        if not speculating.any() and self._states.sizes[0] == 1:
+            return None
+        drafter.speculate(speculating)
+        trees = grow_trees(drafter, self._policy, context)
         columns = self._policy.select_verify(trees, context)
-        return pack_trees(trees, np.where(speculating[:, None], columns, NO_NODE))
+        columns = np.where(speculating[:, None], columns, NO_NODE)
+        return pack_trees(trees, columns, self._states.size_for(largest_tree(columns)))
 
     def _verify_input(self, batch: Any, packed: PackedTrees, context_len: IntArray) -> Any:
         num_rows, num_draft_tokens = packed.tokens.shape
-        full = compat.tree_mask_is_full(self.target_worker)
-        tokens = torch.from_numpy(packed.tokens).to(self.device)
+        full_rows, mask_buffer = compat.tree_mask_layout(self.target_worker, num_rows)
+        sent = send_trees(
+            packed,
+            self._transfer,
+            prefix_lens=context_len if full_rows else None,
+            mask_buffer=mask_buffer,
+        )
         # The root is what the last step emitted: the host does not know it, and need not.
-        tokens[:, 0] = batch.spec_info.bonus_tokens
-        depths = torch.from_numpy(packed.depths).to(self.device)
+        sent.tokens[:, 0] = batch.spec_info.bonus_tokens
         return compat.make_verify_input(
-            draft_token=tokens.flatten(),
-            custom_mask=flat_mask(packed, context_len if full else None, self.device),
-            positions=(batch.seq_lens.to(torch.int64)[:, None] + depths).flatten(),
+            draft_token=sent.tokens.flatten(),
+            custom_mask=sent.mask,
+            positions=(batch.seq_lens.to(torch.int64)[:, None] + sent.depths).flatten(),
             retrieve_index=torch.arange(num_rows * num_draft_tokens, device=self.device).view(
                 num_rows, num_draft_tokens
             ),
-            retrieve_next_token=torch.from_numpy(packed.first_child).to(self.device),
-            retrieve_next_sibling=torch.from_numpy(packed.next_sibling).to(self.device),
-            spec_steps=packed.num_steps,
+            retrieve_next_token=sent.first_child,
+            retrieve_next_sibling=sent.next_sibling,
+            # The same for all trees of a size: kernels are compiled for it.
+            spec_steps=min(self.speculative_num_steps, num_draft_tokens - 1),
             topk=self.topk,
             draft_token_num=num_draft_tokens,
         )
+
+    def _extend_draft(self, batch: Any, result: Any) -> None:
+        if self._policy.limits is None:
+            # Nobody will ever draft from the cache.
+            self._stub_skipped_draft_extend(batch, result)
+            return
+        with compat.draft_context():
+            self.draft_worker._draft_extend_for_decode(batch, result)

@@ -39,6 +39,11 @@ class Eagle2Policy:
         limits = self.limits
         return f"eagle2-{limits.num_steps}-{limits.topk}-{limits.num_draft_tokens}"
 
+    @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        """The one size that every tree has."""
+        return (self.limits.num_draft_tokens,)
+
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.
 

@@ -99,6 +99,11 @@ class StaticPolicy:
         """
         return cls(name="eagle1", paths=EAGLE1_PATHS)
 
+    @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        """The one size that every tree has."""
+        return (self.limits.num_draft_tokens,)
+
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.
 

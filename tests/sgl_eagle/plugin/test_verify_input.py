@@ -57,16 +57,19 @@ def choose_columns(seed, trees, sizes):
     sizes=st.lists(st.integers(0, 10), min_size=1, max_size=4),
     num_levels=st.integers(2, 4),
     topk=st.integers(2, 3),
+    num_spare=st.integers(0, 3),
 )
-def test_every_request_is_laid_out_as_if_alone(seed, sizes, num_levels, topk):
-    from sgl_eagle.plugin.verify_input import pack_trees
+def test_every_request_is_laid_out_as_if_alone(seed, sizes, num_levels, topk, num_spare):
+    from sgl_eagle.plugin.verify_input import largest_tree, pack_trees
 
     trees = make_trees(seed, len(sizes), num_levels, topk)
     sizes = [min(size, trees.num_nodes) for size in sizes]
     columns = choose_columns(seed, trees, sizes)
-    packed = pack_trees(trees, columns)
+    assert largest_tree(columns) == 1 + max(sizes)
+    packed = pack_trees(trees, columns, 1 + max(sizes) + num_spare)
     assert packed.num_draft_tokens.tolist() == [1 + size for size in sizes]
-    assert packed.tokens.shape == (len(sizes), 1 + max(sizes))
+    assert packed.tokens.shape == (len(sizes), 1 + max(sizes) + num_spare)
+    deepest = 0
     for row, size in enumerate(sizes):
         tree = verify_tree(trees, row, columns[row], root_token=0)
         layout = build_layout(tree.parents, root_position=0)
@@ -82,33 +85,79 @@ def test_every_request_is_laid_out_as_if_alone(seed, sizes, num_levels, topk):
         assert (packed.first_child[row, padding] == NO_NODE).all()
         assert (packed.next_sibling[row, padding] == NO_NODE).all()
         assert (packed.depths[row, padding] == 1).all()
-    assert packed.num_steps == packed.depths.max()
+        deepest = max(deepest, int(layout.depths.max()))
+    assert packed.num_steps == deepest
+
+
+def send(packed, **options):
+    from sgl_eagle.plugin.host_transfer import HostTransfer
+    from sgl_eagle.plugin.verify_input import send_trees
+
+    options = {"prefix_lens": None, "mask_buffer": None} | options
+    return send_trees(packed, HostTransfer("cpu"), **options)
 
 
 def test_without_trees_the_roots_are_left():
-    from sgl_eagle.plugin.verify_input import flat_mask, pack_trees
+    from sgl_eagle.plugin.verify_input import pack_trees
 
     packed = pack_trees(CandidateTrees.empty(3), np.empty((3, 0), np.int64))
     assert packed.tokens.tolist() == [[0]] * 3
     assert packed.num_steps == 0
-    assert flat_mask(packed, None, "cpu").tolist() == [True] * 3
-    assert flat_mask(packed, np.array([2, 0, 1]), "cpu").tolist() == [True] * 6
+    assert send(packed).mask.tolist() == [True] * 3
+    assert send(packed, prefix_lens=np.array([2, 0, 1])).mask.tolist() == [True] * 6
+
+
+def test_without_trees_padding_is_never_accepted():
+    from sgl_eagle.plugin.verify_input import pack_trees
+
+    packed = pack_trees(CandidateTrees.empty(2), np.empty((2, 0), np.int64), 3)
+    assert (packed.first_child == NO_NODE).all()
+    assert (packed.next_sibling == NO_NODE).all()
+    assert packed.depths.tolist() == [[0, 1, 1]] * 2
+
+
+def test_arrays_arrive_as_they_were_packed():
+    from sgl_eagle.plugin.verify_input import pack_trees
+
+    trees = make_trees(1, 3, 3, 2)
+    packed = pack_trees(trees, choose_columns(1, trees, [4, 0, 2]))
+    sent = send(packed)
+    for name in ("tokens", "depths", "first_child", "next_sibling"):
+        assert getattr(sent, name).tolist() == getattr(packed, name).tolist(), name
 
 
 def test_the_wide_mask_shows_all_of_the_prefix():
-    from sgl_eagle.plugin.verify_input import flat_mask, pack_trees
+    from sgl_eagle.plugin.verify_input import pack_trees
 
     trees = make_trees(0, 2, 2, 2)
     packed = pack_trees(trees, np.array([[0, 1], [0, NO_NODE]]))
-    tree_alone = flat_mask(packed, None, "cpu").view(2, 3, 3)
+    tree_alone = send(packed).mask.view(2, 3, 3)
     assert tree_alone[0].tolist() == [
         [True, False, False],
         [True, True, False],
         [True, False, True],
     ]
-    wide = flat_mask(packed, np.array([2, 4]), "cpu")
+    wide = send(packed, prefix_lens=np.array([2, 4])).mask
     first, second = wide[:15].view(3, 5), wide[15:].view(3, 7)
     assert first[:, :2].all()
     assert second[:, :4].all()
     assert first[:, 2:].equal(tree_alone[0])
     assert second[:, 4:].equal(tree_alone[1])
+
+
+@pytest.mark.parametrize("prefix_lens", [None, [2, 4]], ids=["narrow", "wide"])
+def test_a_mask_buffer_is_overwritten_whatever_it_held(prefix_lens):
+    import torch
+
+    from sgl_eagle.plugin.verify_input import pack_trees
+
+    trees = make_trees(0, 2, 2, 2)
+    packed = pack_trees(trees, np.array([[0, 1], [0, NO_NODE]]))
+    prefix_lens = None if prefix_lens is None else np.array(prefix_lens)
+    wanted = send(packed, prefix_lens=prefix_lens).mask
+    for held in (0, 1):
+        buffer = torch.full((64,), held, dtype=torch.uint8)
+        mask = send(packed, prefix_lens=prefix_lens, mask_buffer=buffer).mask
+        assert mask.data_ptr() == buffer.data_ptr()
+        assert mask.bool().equal(wanted)
+        assert (buffer[len(mask) :] == held).all()

@@ -1,0 +1,157 @@
+"""One draft step as one segment of device work: what runs between two decisions of the policy.
+
+Letters: R requests, padding included; T branches a request (SGLang's topk), which is also the
+number of children of a node; S draft steps; H the draft's hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgl_eagle.plugin import compat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftBuffers:
+    """What draft steps read and write; a captured graph knows it by address.
+
+    The children of the roots stand where those of a first branch would: a level is always nodes of
+    T branches, T children each.
+
+    Attributes:
+        tokens: [R, T * T] int64 target ids of the latest level.
+        hidden: [R, T, H] hidden states of the nodes whose children the level is.
+        choice: [R, 2, T] int64: the node of the level that each branch expands, and its parent
+            among the nodes before.
+        slots: [R, T, S] int64, cache slots of each branch.
+        positions: [R * T] int64, position of the nodes that the next step expands.
+        seq_lens: [R] int64, cached tokens before the root.
+        pool_indices: [R] int64, rows of SGLang's table of slots.
+        level: [R, 2, T, T] int32: ids of the children, and their float32 log-probabilities' bits.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    choice: Tensor
+    slots: Tensor
+    positions: Tensor
+    seq_lens: Tensor
+    pool_indices: Tensor
+    level: Tensor
+
+    @classmethod
+    def allocate(
+        cls, *, num_rows: int, branches: int, num_steps: int, hidden: tuple[int, torch.dtype, Any]
+    ) -> DraftBuffers:
+        """Buffers of zeros: slot 0 and request row 0 are SGLang's own padding.
+
+        Args:
+            num_rows: R.
+            branches: T.
+            num_steps: S.
+            hidden: H, dtype and device of hidden states.
+
+        Returns:
+            The buffers.
+        """
+        width, dtype, device = hidden
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            tokens=zeros(num_rows, branches * branches),
+            hidden=zeros(num_rows, branches, width, dtype=dtype),
+            choice=zeros(num_rows, 2, branches),
+            slots=zeros(num_rows, branches, num_steps),
+            positions=zeros(num_rows * branches),
+            seq_lens=zeros(num_rows),
+            pool_indices=zeros(num_rows),
+            level=zeros(num_rows, 2, branches, branches, dtype=torch.int32),
+        )
+
+    def first(self, num_rows: int) -> DraftBuffers:
+        """The first rows of each.
+
+        Args:
+            num_rows: How many.
+
+        Returns:
+            Views.
+        """
+        branches = self.slots.shape[1]
+        parts = {field.name: getattr(self, field.name)[:num_rows] for field in fields(self)}
+        parts["positions"] = self.positions[: num_rows * branches]
+        return DraftBuffers(**parts)
+
+
+def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: int) -> None:
+    """Expand one node a branch and write the children to `buffers.level`.
+
+    A node reads its own branch only, so each branch first receives the cache entries of its node's
+    ancestors: drafts follow their true parents.
+
+    Args:
+        worker: SGLang's draft worker, its attention metadata planned for all steps.
+        forward_batch: SGLang's batch of R * T rows; its positions are those of `buffers`.
+        buffers: R rows; tokens, hidden states and positions are moved on to the new level.
+        step: 0-based draft step.
+    """
+    nodes, parents = buffers.choice.unbind(1)
+    num_rows, branches = nodes.shape
+    if step > 0:
+        drafted = buffers.slots[:, :, :step]
+        sources = drafted.gather(1, parents[:, :, None].expand_as(drafted))
+        compat.copy_cache_rows(worker.draft_runner, sources.flatten(), drafted.flatten())
+    forward_batch.input_ids = buffers.tokens.gather(1, nodes).flatten()
+    forward_batch.out_cache_loc = buffers.slots[:, :, step].flatten()
+    chosen = parents[:, :, None].expand_as(buffers.hidden)
+    forward_batch.spec_info.hidden_states = buffers.hidden.gather(1, chosen).flatten(0, 1)
+    logits, hidden = compat.run_draft_step(worker, forward_batch, step)
+    logits = logits.float()
+    best, ids = logits.topk(branches, dim=-1)
+    log_probs = best - logits.logsumexp(-1, keepdim=True)
+    write_level(buffers, _target_ids(worker, ids), log_probs)
+    buffers.hidden.copy_(hidden.view(num_rows, branches, -1))
+    buffers.positions.add_(1)
+
+
+def write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
+    """Make some nodes' children the latest level.
+
+    Args:
+        buffers: R rows.
+        ids: [R * W, T] target ids; W is T, or 1 for the roots.
+        log_probs: [R * W, T] float32.
+    """
+    num_rows, _, _, branches = buffers.level.shape
+    ids = ids.reshape(num_rows, -1, branches)
+    log_probs = log_probs.reshape(num_rows, -1, branches)
+    width = ids.shape[1]
+    buffers.tokens[:, : width * branches].copy_(ids.flatten(1))
+    buffers.level[:, 0, :width].copy_(ids)
+    buffers.level[:, 1, :width].copy_(log_probs.contiguous().view(torch.int32))
+
+
+def write_roots(worker: Any, buffers: DraftBuffers, draft_input: Any) -> None:
+    """Start from the children of the roots, which draft-extend has computed already.
+
+    Args:
+        worker: SGLang's draft worker.
+        buffers: R rows; those beyond the batch's B keep what they hold.
+        draft_input: SGLang's draft input of B requests.
+    """
+    num_rows = len(draft_input.topk_index)
+    rows = buffers.first(num_rows)
+    ids = _target_ids(worker, draft_input.topk_index)
+    write_level(rows, ids, draft_input.topk_p.float().log())
+    rows.hidden[:, 0].copy_(draft_input.hidden_states)
+
+
+def _target_ids(worker: Any, ids: Tensor) -> Tensor:
+    hot_tokens = compat.hot_tokens(worker)
+    return ids if hot_tokens is None else hot_tokens[ids]

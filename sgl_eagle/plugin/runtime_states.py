@@ -1,0 +1,78 @@
+"""One set of graphs and attention metadata for each verify size; switching never captures again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from sgl_eagle.plugin import compat_graphs
+
+logger = logging.getLogger(__name__)
+
+
+class RuntimeStates:
+    """The verify sizes of a server, with the graphs of each where the server decodes in graphs.
+
+    Attributes:
+        sizes: Verify sizes, ascending, root included.
+    """
+
+    def __init__(self, worker: Any, sizes: tuple[int, ...], *, capture: bool) -> None:
+        """Prepare all sizes.
+
+        Args:
+            worker: Our worker; SGLang has captured the graphs of its limit.
+            sizes: Verify sizes, ascending; the last is at most the server's limit.
+            capture: Whether the server decodes in graphs.
+        """
+        self.sizes = sizes
+        self._worker = worker
+        self._base: Any = None
+        self._states: dict[int, Any] = {}
+        if not capture:
+            return
+        self._base = compat_graphs.current_verify_state(worker)
+        limit = int(worker.speculative_num_draft_tokens)
+        for size in reversed(sizes):
+            known = size == limit
+            self._states[size] = (
+                self._base if known else compat_graphs.build_verify_state(worker, size)
+            )
+        logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
+
+    def size_for(self, num_nodes: int) -> int:
+        """The size that trees are padded to.
+
+        Args:
+            num_nodes: Nodes of the largest tree of the batch.
+
+        Returns:
+            The smallest prepared size that holds it.
+        """
+        return next(size for size in self.sizes if size >= num_nodes)
+
+    @contextlib.contextmanager
+    def active(self, size: int) -> Iterator[None]:
+        """Verify and draft-extend trees of one size.
+
+        SGLang's own state, with which it prefills, is back afterwards.
+
+        Args:
+            size: One of `sizes`.
+
+        Yields:
+            None.
+        """
+        draft = self._worker.draft_worker
+        limit = draft.speculative_num_draft_tokens
+        draft.speculative_num_draft_tokens = size
+        if self._states:
+            compat_graphs.apply_verify_state(self._worker, self._states[size])
+        try:
+            yield
+        finally:
+            draft.speculative_num_draft_tokens = limit
+            if self._states:
+                compat_graphs.apply_verify_state(self._worker, self._base)

@@ -1,0 +1,130 @@
+"""Draft steps over static buffers: children, true parents, and padding rows that disturb nobody."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.reference
+
+BRANCHES, NUM_STEPS, VOCABULARY, HIDDEN = 3, 3, 17, 4
+ROOT_IDS = [[5, 1, 2], [7, 8, 9]]
+
+
+def fake_step(worker, forward_batch, step):
+    """A draft whose output depends on all that a step is given, with a cache of one number a slot.
+
+    A branch's cache rows hold its tokens; what it reads is the sum over its own earlier slots.
+    """
+    import torch
+
+    cache = worker.draft_runner.token_to_kv_pool.k_buffer[0]
+    slots = forward_batch.out_cache_loc
+    tokens = forward_batch.input_ids
+    cache[slots] = tokens.float()
+    own = worker.slots.view(-1, NUM_STEPS)[: len(tokens)]
+    seen = cache[own[:, : step + 1]].sum(1)
+    hidden = forward_batch.spec_info.hidden_states
+    state = seen + 2 * hidden[:, 0] + 3 * forward_batch.positions
+    logits = torch.sin(state[:, None] * torch.arange(1, VOCABULARY + 1))
+    return logits, hidden * 0.5 + tokens[:, None]
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes the buffers, worker and batch of some rows, padded with rows of zeros."""
+    torch = pytest.importorskip("torch")
+    from sgl_eagle.plugin import compat
+    from sgl_eagle.plugin.draft_segment import DraftBuffers, write_roots
+
+    monkeypatch.setattr(compat, "run_draft_step", fake_step)
+
+    def make_rows(rows, num_padding=0):
+        buffers = DraftBuffers.allocate(
+            num_rows=len(rows) + num_padding,
+            branches=BRANCHES,
+            num_steps=NUM_STEPS,
+            hidden=(HIDDEN, torch.float32, "cpu"),
+        )
+        pool = SimpleNamespace(k_buffer=[torch.zeros(64)], v_buffer=[])
+        worker = SimpleNamespace(
+            draft_runner=SimpleNamespace(token_to_kv_pool=pool), hot_token_id=None
+        )
+        for index, row in enumerate(rows):
+            first = 1 + row * BRANCHES * NUM_STEPS
+            slots = torch.arange(first, first + BRANCHES * NUM_STEPS)
+            buffers.slots[index] = slots.view(BRANCHES, NUM_STEPS)
+            buffers.positions.view(-1, BRANCHES)[index] = 10 + row
+        worker.slots = buffers.slots
+        probs = torch.tensor([[0.5, 0.25, 0.125]] * len(rows))
+        hidden = torch.ones(len(rows), HIDDEN) * torch.tensor(rows)[:, None]
+        draft_input = SimpleNamespace(
+            topk_index=torch.tensor([ROOT_IDS[row] for row in rows]),
+            topk_p=probs,
+            hidden_states=hidden,
+        )
+        write_roots(worker, buffers, draft_input)
+        batch = SimpleNamespace(positions=buffers.positions, spec_info=SimpleNamespace())
+        return worker, batch, buffers
+
+    return make_rows
+
+
+def run(worker, batch, buffers, step, nodes):
+    import torch
+
+    from sgl_eagle.plugin.draft_segment import run_segment
+
+    nodes = torch.tensor(nodes)
+    buffers.choice[: len(nodes), 0] = nodes
+    buffers.choice[: len(nodes), 1] = nodes // BRANCHES
+    run_segment(worker, batch, buffers, step)
+    level = buffers.level[: len(nodes)].numpy()
+    return level[:, 0], np.ascontiguousarray(level[:, 1]).view(np.float32)
+
+
+def test_roots_are_a_level_of_one_branch(make):
+    _, _, buffers = make([0, 1])
+    assert buffers.level[:, 0, 0].tolist() == ROOT_IDS
+    probs = np.exp(buffers.level[:, 1, 0].numpy().view(np.float32))
+    assert probs.tolist() == [[0.5, 0.25, 0.125]] * 2
+
+
+def test_a_padded_batch_drafts_what_each_request_drafts_alone(make):
+    choices = [[[0, 1, 2], [2, 0, 1]], [[8, 0, 4], [1, 3, 6]]]
+    together = make([0, 1], num_padding=2)
+    alone = [make([row]) for row in (0, 1)]
+    for step, nodes in enumerate(choices):
+        ids, log_probs = run(*together, step, nodes)
+        for row in (0, 1):
+            alone_ids, alone_log_probs = run(*alone[row], step, [nodes[row]])
+            assert ids[row].tolist() == alone_ids[0].tolist()
+            assert log_probs[row] == pytest.approx(alone_log_probs[0])
+
+
+def test_drafts_follow_their_true_parents(make):
+    """Branch 0 goes on from branch 2: it must read branch 2's slots and hidden state."""
+    moved, stayed = make([0]), make([0])
+    for worker, batch, buffers in (moved, stayed):
+        run(worker, batch, buffers, 0, [[0, 1, 2]])
+    best_of_branch_2 = 2 * BRANCHES
+    ids, _ = run(*moved, 1, [[best_of_branch_2, 0, 0]])
+    wanted, _ = run(*stayed, 1, [[0, 0, best_of_branch_2]])
+    assert ids[0, 0].tolist() == wanted[0, 2].tolist()
+
+
+def test_children_are_log_probabilities_of_target_ids_in_falling_order(make):
+    import torch
+
+    worker, batch, buffers = make([1])
+    worker.hot_token_id = torch.arange(VOCABULARY) * 3
+    buffers.tokens[0, :BRANCHES] = torch.tensor(ROOT_IDS[1])
+    ids, log_probs = run(worker, batch, buffers, 0, [[0, 1, 2]])
+    assert (ids % 3 == 0).all()
+    assert (np.diff(log_probs, axis=-1) <= 0).all()
+    batch.positions.sub_(1)
+    buffers.tokens[0, :BRANCHES] = torch.tensor(ROOT_IDS[1])
+    logits, _ = fake_step(worker, batch, 0)
+    best = logits.log_softmax(-1).topk(BRANCHES)
+    assert log_probs[0].ravel().tolist() == pytest.approx(best.values.flatten().tolist(), rel=1e-5)
+    assert ids[0].ravel().tolist() == (3 * best.indices).flatten().tolist()
