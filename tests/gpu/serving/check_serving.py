@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_handle import EngineFailure, EngineHandle
-from report_tables import print_tables
+from engine_handle import EngineError, EngineHandle
+from report_tables import render_tables
 from serving_policies import write_policies
 from two_samples import homogeneity
 
@@ -39,6 +39,11 @@ BUILTIN = {
 }
 POLICIES = ("plain", "static", "eagle2", "price")
 ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES))
+
+
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def parse_arguments(words=None):
@@ -170,11 +175,11 @@ class ServingCheck:
         for name, future in futures.items():
             try:
                 answers[name] = future.result()
-            except EngineFailure as failure:
+            except EngineError as failure:
                 self.results["failures"][name] = f"{part}: {failure}"
                 self.engines[name].kill()
-                print(f"FAILED {part}: {failure}\n{self.engines[name].log_text()[-3000:]}")
-        print(f"[{self.args.deadline - self.left():.0f} s] {part}: {', '.join(answers) or 'none'}")
+                say(f"FAILED {part}: {failure}\n{self.engines[name].log_text()[-3000:]}")
+        say(f"[{self.args.deadline - self.left():.0f} s] {part}: {', '.join(answers) or 'none'}")
         self.save()
         return answers
 
@@ -314,13 +319,13 @@ def main(words=None):
             check.check_equality(prompts[: args.num_equal])
             check.check_sampling(prompts)
         check.time_engines(prompts)
-    except (EngineFailure, LookupError, ValueError) as error:
+    except (EngineError, LookupError, ValueError) as error:
         check.results["failures"]["script"] = repr(error)
     finally:
         for engine in check.engines.values():
             engine.kill()
         check.save()
-        print_tables(check.results)
+        say(render_tables(check.results))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("engine_process.py")
 
 
-class EngineFailure(Exception):
+class EngineError(Exception):
     """An engine that ended, or did not answer in time."""
 
 
@@ -62,7 +62,7 @@ class EngineHandle:
             while data:
                 data = data[os.write(self._commands, data) :]
         except BrokenPipeError as error:
-            raise EngineFailure(f"{self.name} has ended") from error
+            raise EngineError(f"{self.name} has ended") from error
         return self._read_answer(timeout_s)
 
     def kill(self):
@@ -78,10 +78,10 @@ class EngineHandle:
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._answers], [], [], left)[0]:
-                raise EngineFailure(f"{self.name} did not answer in {timeout_s:.0f} s")
+                raise EngineError(f"{self.name} did not answer in {timeout_s:.0f} s")
             part = os.read(self._answers, 1 << 20)
             if not part:
-                raise EngineFailure(f"{self.name} ended with {self._process.wait()}")
+                raise EngineError(f"{self.name} ended with {self._process.wait()}")
             self._pending += part
         line, self._pending = self._pending.split(b"\n", 1)
         return json.loads(line)
