@@ -34,6 +34,8 @@ class ServerDrafter:
         graphs: DraftGraphs | None,
         transfer: HostTransfer,
         clock: RoundClock,
+        *,
+        plan_ahead: bool,
     ) -> None:
         """Start at the roots.
 
@@ -43,6 +45,8 @@ class ServerDrafter:
             graphs: Captured draft steps; None runs them one kernel at a time.
             transfer: To and from the draft's device.
             clock: Counts draft steps.
+            plan_ahead: Whether draft steps are likely: their batch is then prepared while the
+                device still works on the round before.
         """
         self._worker = draft_worker
         self._batch = batch
@@ -58,6 +62,8 @@ class ServerDrafter:
         self._speculating: BoolArray = np.ones(self._num_rows, np.bool_)
         self.num_invalid_rows = 0
         write_roots(draft_worker, self._buffers, batch.spec_info)
+        if plan_ahead:
+            self._plan()
         roots = self._buffers.level[: self._num_rows, :, 0].flatten(1)
         lengths = batch.seq_lens.to(torch.int32)[:, None]
         fetched = transfer.fetch(torch.cat([roots, lengths], dim=1))

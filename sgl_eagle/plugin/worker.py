@@ -133,23 +133,33 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """
         if self._policy.limits is None:
             return None
-        with self._clock.stage("roots"):
+        names = [request.rid for request in batch.reqs]
+        self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
+        tiers = list(self._tiers.values())
+        with self._clock.stage("roots"), compat.draft_context():
             drafter = ServerDrafter(
-                self.draft_worker, batch, self._draft_graphs, self._transfer, self._clock
+                self.draft_worker,
+                batch,
+                self._draft_graphs,
+                self._transfer,
+                self._clock,
+                plan_ahead=self.speculative_num_steps > 1
+                and any(tier.speculates is not False for tier in tiers),
             )
         with self._clock.stage("decide"), compat.draft_context():
-            packed = self._choose_trees(drafter, [request.rid for request in batch.reqs])
+            packed = self._choose_trees(drafter, tiers)
         return None if packed is None else (packed, drafter.context_len)
 
-    def _choose_trees(self, drafter: ServerDrafter, names: list[str]) -> PackedTrees | None:
+    def _choose_trees(
+        self, drafter: ServerDrafter, tiers: list[SpeculationTier]
+    ) -> PackedTrees | None:
         context = BatchContext(
-            batch_size=len(names),
+            batch_size=len(tiers),
             context_len=drafter.context_len,
             # Draft-extend ends every round, so the draft's cache lacks the root alone.
-            num_pending=np.ones(len(names), np.int64),
+            num_pending=np.ones(len(tiers), np.int64),
         )
-        self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
-        speculating = choose_rows(self._policy, context, [self._tiers[name] for name in names])
+        speculating = choose_rows(self._policy, context, tiers)
         if not speculating.any() and self._states.sizes[0] == 1:
             return None
         drafter.speculate(speculating)

@@ -109,6 +109,11 @@ class OnlinePricePolicy:
         return f"online-{self._prior.name}"
 
     @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        """Sizes that the target may verify, root included, ascending from 1."""
+        return self._prior.verify_sizes
+
+    @property
     def yield_ratio(self) -> float:
         """Correct drafts seen over those that the prior's average tree led to expect."""
         return float(self._yield.values()[0])
