@@ -93,7 +93,11 @@ def run(args: argparse.Namespace) -> int:
 
     prompts = select_prompts(prompts_from(args), per_workload=args.limit)
     config = CheckConfig(
-        limits=limits, max_new_tokens=args.max_new_tokens, dtype=args.dtype, device=args.device
+        limits=limits,
+        max_new_tokens=args.max_new_tokens,
+        dtype=args.dtype,
+        device=args.device,
+        lm_head=args.lm_head,
     )
     with progress_counter(
         description="check", total=NUM_RUNS * len(prompts), unit="run", quiet=args.quiet

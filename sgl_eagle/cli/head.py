@@ -16,8 +16,8 @@ from sgl_eagle.cli.prompt_arguments import prompts_from
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sgl_eagle.reference.head_checkpoint import GlobalShortlist, LocalShortlist
     from sgl_eagle.reference.head_evaluate import HeadScore
-    from sgl_eagle.reference.head_factors import GlobalShortlist, LocalShortlist
     from sgl_eagle.reference.head_states import HeadStates
     from sgl_eagle.reference.pair import Pair
 
@@ -26,7 +26,8 @@ HELP = "make low-rank factors of a draft's LM head, or measure what they lose"
 EPILOG = """examples:
   sgl-eagle head factorize --draft runs/head --rank 128 --activate local:64:1
   sgl-eagle head evaluate --draft runs/head --ranks 64,96,128 --shortlists local:128:1,global:256
-`factorize` writes head_factors.safetensors beside the draft; --activate makes the draft use it.
+`factorize` writes two_stage_head/factors.safetensors into the draft's folder; --activate makes the
+draft use it.
 """
 
 
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--limit", type=positive_int, default=4, help="prompts of each workload")
     text.add_argument("--max-new-tokens", type=positive_int, default=128, metavar="N")
     text.add_argument("--num-steps", type=positive_int, default=5, metavar="N", help="draft steps")
-    add_pair_arguments(parser)
+    add_pair_arguments(parser, head_option=False)
     parser.epilog = EPILOG
 
 
@@ -100,14 +101,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _factorize(args: argparse.Namespace) -> int:
-    from sgl_eagle.reference.head_factors import (
+    from sgl_eagle.reference.head_checkpoint import (
         FACTORS_FILE,
         FactorsInfo,
         activate_head,
+        save_factors,
+    )
+    from sgl_eagle.reference.head_factors import (
         factorize_head,
         relative_error,
         row_norms,
-        save_factors,
         smooth_frequencies,
     )
 
@@ -157,8 +160,8 @@ def _factorize(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    from sgl_eagle.reference.head_checkpoint import FACTORS_FILE, load_factors
     from sgl_eagle.reference.head_evaluate import evaluate_heads
-    from sgl_eagle.reference.head_factors import FACTORS_FILE, load_factors
 
     path = _draft_folder(args) / FACTORS_FILE
     shortlists = [_shortlist("--shortlists", text).build() for text in args.shortlists.split(",")]
@@ -243,7 +246,7 @@ def _count_tokens(
 
 
 def _shortlist(flag: str, text: str) -> GlobalShortlist | LocalShortlist:
-    from sgl_eagle.reference.head_factors import GlobalShortlist, LocalShortlist
+    from sgl_eagle.reference.head_checkpoint import GlobalShortlist, LocalShortlist
 
     try:
         match text.split(":"):

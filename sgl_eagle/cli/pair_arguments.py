@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from sgl_eagle.reference.pair import Pair
 
 
-def add_pair_arguments(parser: argparse.ArgumentParser, *, draft_option: bool = True) -> None:
-    """Declare `--target`, `--draft`, `--dtype`, `--device` and `--threads`.
+def add_pair_arguments(
+    parser: argparse.ArgumentParser, *, draft_option: bool = True, head_option: bool = True
+) -> None:
+    """Declare `--target`, `--draft`, `--lm-head`, `--dtype`, `--device` and `--threads`.
 
     Args:
         parser: The command's parser.
         draft_option: Whether there is `--draft`; a command may take the draft in another way.
+        head_option: Whether there is `--lm-head`; a command may need the full head.
     """
     group = parser.add_argument_group("models")
     group.add_argument(
@@ -34,6 +37,15 @@ def add_pair_arguments(parser: argparse.ArgumentParser, *, draft_option: bool = 
             metavar="DIR",
             help="EAGLE checkpoint for that target (default: the head shipped for smollm2)",
         )
+    if head_option:
+        group.add_argument(
+            "--lm-head",
+            choices=("two-stage", "full"),
+            help="LM head that the draft proposes with; the target's text is the same with both "
+            "(default: two-stage where the draft has one, as the shipped draft does)",
+        )
+    else:
+        parser.set_defaults(lm_head="full")
     group.add_argument(
         "--dtype",
         choices=("bfloat16", "float32", "float16"),
@@ -64,7 +76,13 @@ def load_pair_from(args: argparse.Namespace) -> Pair:
     from sgl_eagle.reference.pair import SHIPPED_DRAFT, load_pair
 
     prepare_device(args)
-    return load_pair(args.target, args.draft or SHIPPED_DRAFT, dtype=args.dtype, device=args.device)
+    return load_pair(
+        args.target,
+        args.draft or SHIPPED_DRAFT,
+        dtype=args.dtype,
+        device=args.device,
+        lm_head=args.lm_head,
+    )
 
 
 def prepare_device(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from sgl_eagle.reference.check_run import judge_smoke, run_smoke
 from sgl_eagle.reference.check_weights import check_head, check_storage, check_values
 from sgl_eagle.reference.draft_checkpoint import read_tensors
 from sgl_eagle.reference.draft_config import DraftConfig, load_draft_config
+from sgl_eagle.reference.head_checkpoint import LmHead, describe_head
 from sgl_eagle.reference.loading import LoadedTarget, load_target
 from sgl_eagle.reference.measure import encode_prompts
 from sgl_eagle.reference.pair import DTYPES, Pair, join_pair
@@ -29,12 +30,14 @@ class CheckConfig:
         max_new_tokens: Completion length of the smoke run at most.
         dtype: One of `DTYPES`.
         device: Torch device.
+        lm_head: Head that the draft proposes with; None takes the two-stage head where it has one.
     """
 
     limits: TreeLimits
     max_new_tokens: int = 32
     dtype: str = "bfloat16"
     device: str = "cpu"
+    lm_head: LmHead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,9 @@ class _Inspection:
 
     def join_pair(self, loaded: LoadedTarget) -> Pair | None:
         try:
-            pair = join_pair(loaded, self.draft, dtype=self.config.dtype)
+            pair = join_pair(
+                loaded, self.draft, dtype=self.config.dtype, lm_head=self.config.lm_head
+            )
         except CheckpointError as error:
             self.rows.append(
                 failed("weights", str(error), "use the draft's own target, or export it again")
@@ -161,7 +166,8 @@ class _Inspection:
         self.rows.append(
             ok(
                 "weights",
-                f"{num_parameters / 1e6:.2f} M parameters, no tensor missing or unexpected",
+                f"{num_parameters / 1e6:.2f} M parameters, no tensor missing or unexpected; "
+                f"proposes with the {describe_head(pair.draft.two_stage_head)}",
             )
         )
         return pair

@@ -9,6 +9,7 @@ from typing import Any
 
 from sgl_eagle.reference.check_row import CheckRow, failed, ok, warning
 from sgl_eagle.reference.draft_config import USED_KEYS, DraftConfig
+from sgl_eagle.reference.head_checkpoint import CONFIG_KEY
 from sgl_eagle.reference.loading import LoadedTarget
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.types import TreeLimits
@@ -34,8 +35,9 @@ def check_keys(path: Path) -> CheckRow:
         A warning where a key is unknown.
     """
     raw: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    used = sorted(raw.keys() & USED_KEYS)
-    unknown = sorted(raw.keys() - USED_KEYS - BOOKKEEPING_KEYS)
+    known = USED_KEYS | {CONFIG_KEY}
+    used = sorted(raw.keys() & known)
+    unknown = sorted(raw.keys() - known - BOOKKEEPING_KEYS)
     nested = raw.get("eagle_config") or {}
     found = f"used: {', '.join([*used, *(f'eagle_config.{key}' for key in nested)])}"
     if not unknown:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sgl_eagle.reference.draft_config import DraftConfig, dump_draft_config, load_draft_config
 from sgl_eagle.reference.draft_models import Draft, build_draft
-from sgl_eagle.reference.head_factors import load_two_stage_head
 from sgl_eagle_harness.errors import CheckpointError, OutputError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -49,7 +48,7 @@ def load_draft(
         device: Where they go.
 
     Returns:
-        The draft, in evaluation mode, without gradients.
+        The draft, in evaluation mode, without gradients, with its full head.
 
     Raises:
         CheckpointError: If a file is missing or damaged, or a tensor is missing, unexpected, of
@@ -79,9 +78,7 @@ def load_draft(
     expected = export_tensors(draft)
     _require_same_tensors(expected, tensors, path)
     _import_tensors(draft, tensors)
-    draft = draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    draft.two_stage_head = load_two_stage_head(path, draft.lm_head)
-    return draft
+    return draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
 def save_draft(draft: Draft, path: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

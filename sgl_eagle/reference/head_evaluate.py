@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.reference.draft_models import Draft
+from sgl_eagle.reference.head_checkpoint import describe_shortlist
 from sgl_eagle.reference.head_factors import HeadFactors
 from sgl_eagle.reference.head_states import HeadStates
 from sgl_eagle_kernels.lm_head import (
@@ -188,21 +189,6 @@ class _Judge:
 def _in_chunks(inputs: Tensor, rank_rows: Callable[[Tensor], HeadTopk]) -> HeadTopk:
     parts = [rank_rows(rows) for rows in inputs.split(ROWS)]
     return HeadTopk(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def describe_shortlist(shortlist: Shortlist) -> str:
-    """A shortlist in words.
-
-    Args:
-        shortlist: Any.
-
-    Returns:
-        E.g. "local 128 x 1, shuffled".
-    """
-    if isinstance(shortlist, LocalTop):
-        order = "natural order" if shortlist.shuffle_seed is None else "shuffled"
-        return f"local {shortlist.tile_size} x {shortlist.per_tile}, {order}"
-    return f"global {shortlist.num_candidates}"
 
 
 def _expected(head: TwoStageHead, topk: int) -> float | None:

@@ -10,8 +10,14 @@ from typing import Any
 import torch
 
 from sgl_eagle.reference.draft_checkpoint import load_draft
-from sgl_eagle.reference.draft_config import load_draft_config
+from sgl_eagle.reference.draft_config import DraftConfig, load_draft_config
 from sgl_eagle.reference.draft_models import Draft
+from sgl_eagle.reference.head_checkpoint import (
+    LmHead,
+    StoredHead,
+    describe_head,
+    load_two_stage_head,
+)
 from sgl_eagle.reference.loading import LoadedTarget, checkpoint_digest, load_target
 from sgl_eagle.reference.target import Target
 from sgl_eagle_harness.errors import CheckpointError
@@ -74,7 +80,12 @@ class Pair:
 
 
 def load_pair(
-    target: str, draft: Path = SHIPPED_DRAFT, *, dtype: str = "bfloat16", device: str = "cpu"
+    target: str,
+    draft: Path = SHIPPED_DRAFT,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    lm_head: LmHead | None = None,
 ) -> Pair:
     """Load a target and its draft and check that they fit.
 
@@ -83,6 +94,7 @@ def load_pair(
         draft: Directory of an EAGLE checkpoint.
         dtype: One of `DTYPES`.
         device: Torch device.
+        lm_head: Head that the draft proposes with; None takes the two-stage head where it has one.
 
     Returns:
         The pair.
@@ -92,16 +104,19 @@ def load_pair(
     """
     load_draft_config(draft)  # a bad draft is named before seconds are spent on the target
     loaded = load_target(target, dtype=DTYPES[dtype], device=device)
-    return join_pair(loaded, draft, dtype=dtype)
+    return join_pair(loaded, draft, dtype=dtype, lm_head=lm_head)
 
 
-def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
+def join_pair(
+    loaded: LoadedTarget, draft: Path, *, dtype: str, lm_head: LmHead | None = None
+) -> Pair:
     """Load the draft of a target that is loaded already.
 
     Args:
         loaded: The target, in `dtype`.
         draft: Directory of an EAGLE checkpoint.
         dtype: One of `DTYPES`.
+        lm_head: As in `load_pair`.
 
     Returns:
         The pair, on the target's device.
@@ -125,6 +140,8 @@ def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
         dtype=DTYPES[dtype],
         device=lean.embed_tokens.device,
     )
+    stored = load_two_stage_head(draft, model.lm_head, lm_head)
+    model.two_stage_head = None if stored is None else stored.head
     stops = loaded.model.generation_config.eos_token_id
     if stops is None:
         stops = loaded.tokenizer.eos_token_id
@@ -136,20 +153,32 @@ def join_pair(loaded: LoadedTarget, draft: Path, *, dtype: str) -> Pair:
         target_identity=ModelIdentity(
             name=loaded.name, sha256=loaded.digest, dims=asdict(lean.dims)
         ),
-        draft_identity=ModelIdentity(
-            name=draft.name if draft != SHIPPED_DRAFT else f"eagle3-{loaded.name}",
-            sha256=checkpoint_digest(draft / "config.json", *sorted(draft.glob("*.safetensors"))),
-            dims={
-                "hidden_size": config.hidden_size,
-                "intermediate_size": config.intermediate_size,
-                "num_heads": config.num_attention_heads,
-                "num_kv_heads": config.num_key_value_heads,
-                "head_dim": config.head_dim,
-                "draft_vocab_size": config.draft_vocab_size,
-            },
-        ),
+        draft_identity=_identify_draft(draft, config, stored, target_name=loaded.name),
         dtype=dtype,
     )
+
+
+def _identify_draft(
+    draft: Path, config: DraftConfig, stored: StoredHead | None, *, target_name: str
+) -> ModelIdentity:
+    # Drafts with another head propose other tokens at another cost: name, digest and dimensions
+    # tell them apart.
+    name = draft.name if draft != SHIPPED_DRAFT else f"eagle3-{target_name}"
+    files = [draft / "config.json", *sorted(draft.glob("*.safetensors"))]
+    dims = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_attention_heads,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "draft_vocab_size": config.draft_vocab_size,
+    }
+    if stored is not None:
+        name = f"{name}, {describe_head(stored.head)}"
+        files.append(stored.file)
+        dims["lm_head_rank"] = stored.head.up.shape[1]
+        dims["lm_head_candidates"] = stored.head.num_candidates
+    return ModelIdentity(name=name, sha256=checkpoint_digest(*files), dims=dims)
 
 
 def _require_chat_template(loaded: LoadedTarget) -> None:

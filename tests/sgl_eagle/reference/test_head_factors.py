@@ -8,19 +8,23 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from sgl_eagle.reference.best_tokens import best_tokens  # noqa: E402
 from sgl_eagle.reference.draft_checkpoint import load_draft, save_draft  # noqa: E402
-from sgl_eagle.reference.head_evaluate import evaluate_heads  # noqa: E402
-from sgl_eagle.reference.head_factors import (  # noqa: E402
+from sgl_eagle.reference.head_checkpoint import (  # noqa: E402
     FACTORS_FILE,
     FactorsInfo,
     GlobalShortlist,
-    HeadProjection,
     LocalShortlist,
     activate_head,
-    factorize_head,
+    describe_head,
     load_factors,
+    load_two_stage_head,
+    save_factors,
+)
+from sgl_eagle.reference.head_evaluate import evaluate_heads  # noqa: E402
+from sgl_eagle.reference.head_factors import (  # noqa: E402
+    HeadProjection,
+    factorize_head,
     relative_error,
     row_norms,
-    save_factors,
     smooth_frequencies,
 )
 from sgl_eagle.reference.head_states import HeadStates  # noqa: E402
@@ -105,8 +109,8 @@ def draft_folder(request, eagle3_pair, tmp_path):
     return tmp_path
 
 
-def load(folder, target, lm_head=None):
-    return load_draft(
+def load(folder, target, lm_head=None, choice=None):
+    draft = load_draft(
         folder,
         embed_tokens=target.embed_tokens,
         lm_head=target.lm_head if lm_head is None else lm_head,
@@ -114,6 +118,9 @@ def load(folder, target, lm_head=None):
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+    stored = load_two_stage_head(folder, draft.lm_head, choice)
+    draft.two_stage_head = None if stored is None else stored.head
+    return draft
 
 
 def test_draft_uses_its_factors_only_when_its_configuration_says_so(draft_folder, eagle3_pair):
@@ -129,9 +136,22 @@ def test_draft_uses_its_factors_only_when_its_configuration_says_so(draft_folder
     fast = load(draft_folder, target)
     assert fast.two_stage_head.num_candidates == 12
     found = fast.best_children(x, 4)
+    assert load(draft_folder, target, choice="full").two_stage_head is None
     # 24 of 64 directions lose little of a head of 24 rows: what is found is found exactly.
     assert torch.equal(found[1], ids)
     torch.testing.assert_close(found[0], log_probs, rtol=0, atol=0.05)
+
+
+def test_head_says_what_it_is(draft_folder, eagle3_pair):
+    _, target, _ = eagle3_pair
+    assert describe_head(load(draft_folder, target).two_stage_head) == "full LM head"
+    with pytest.raises(
+        CheckpointError, match=r"--lm-head two-stage needs two_stage_head in .*json"
+    ):
+        load(draft_folder, target, choice="two-stage")
+    activate_head(draft_folder, LocalShortlist(tile_size=4, per_tile=2))
+    described = describe_head(load(draft_folder, target, choice="two-stage").two_stage_head)
+    assert described == "two-stage LM head of rank 24, local 4 x 2, shuffled"
 
 
 def test_reduced_vocabulary_gives_target_ids(draft_folder, eagle3_pair):
@@ -147,10 +167,10 @@ def test_reduced_vocabulary_gives_target_ids(draft_folder, eagle3_pair):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / FACTORS_FILE).unlink(), "head_factors.safetensors: cannot be read"),
+        (lambda f: (f / FACTORS_FILE).unlink(), "factors.safetensors: cannot be read"),
         (
             lambda f: (f / FACTORS_FILE).write_bytes((f / FACTORS_FILE).read_bytes()[:200]),
-            "head_factors.safetensors: cannot be read, truncated",
+            "factors.safetensors: cannot be read, truncated",
         ),
         (
             lambda f: shutil.copy(f / "model.safetensors", f / FACTORS_FILE),
