@@ -78,7 +78,9 @@ def load_draft(
     expected = export_tensors(draft)
     _require_same_tensors(expected, tensors, path)
     _import_tensors(draft, tensors)
-    return draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    draft = draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    draft.pack()
+    return draft
 
 
 def save_draft(draft: Draft, path: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -24,6 +24,7 @@ from sgl_eagle.reference.best_tokens import best_tokens
 from sgl_eagle.reference.draft_config import DraftConfig
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_kernels.lm_head import TwoStageHead, rank_tokens
+from sgl_eagle_kernels.packed_linear import pack_weight, packed_linear
 
 HEAD_ROWS = 64
 """Rows that the two-stage head scores together: it gathers a shortlist of head rows for each."""
@@ -76,6 +77,32 @@ class RMSNorm(nn.Module):
         """
         weight = self.weight
         return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, self.eps)
+
+
+class Linear(nn.Linear):
+    """Linear layer whose weight can be laid out for a CPU once, when it is final."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self._packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out; later changes to it have no effect."""
+        self._packed = pack_weight(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: [*, in_features].
+
+        Returns:
+            [*, out_features].
+        """
+        if self._packed is None:
+            return super().forward(x)
+        product = packed_linear(x, self.weight, self._packed)
+        return product if self.bias is None else product + self.bias
 
 
 class Rotary(nn.Module):
@@ -177,13 +204,11 @@ class Draft(nn.Module, ABC):
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("draft_to_target", draft_to_target, persistent=False)
         self.rotary = Rotary(config)
-        self.qkv_proj = nn.Linear(
-            self.attention_input_size, (heads + 2 * self.kv_heads) * head_dim, bias=False
-        )
-        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        self.qkv_proj = Linear(self.attention_input_size, (heads + 2 * self.kv_heads) * head_dim)
+        self.o_proj = Linear(heads * head_dim, hidden)
         self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.gate_up_proj = nn.Linear(hidden, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, hidden, bias=False)
+        self.gate_up_proj = Linear(hidden, 2 * config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, hidden)
 
     @property
     @abstractmethod
@@ -259,6 +284,12 @@ class Draft(nn.Module, ABC):
             self.to_target_ids(torch.cat([part.ids for part in parts])),
         )
 
+    def pack(self) -> None:
+        """Make ready for decoding: lay the weights out for this device, once and for all."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Rename draft ids.
 
@@ -305,7 +336,7 @@ class Eagle1Draft(Draft):
         super().__init__(
             config, embed_tokens=embed_tokens, lm_head=lm_head, draft_to_target=draft_to_target
         )
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.input_layernorm = (
             RMSNorm(config.hidden_size, config.rms_norm_eps) if input_layernorm else None
         )
@@ -344,7 +375,7 @@ class Eagle3Draft(Draft):
         )
         hidden, feature, eps = config.hidden_size, config.target_hidden_size, config.rms_norm_eps
         count = config.num_features
-        self.fc = nn.Linear(count * feature, hidden, bias=config.fc_bias)
+        self.fc = Linear(count * feature, hidden, bias=config.fc_bias)
         self.fc_norm = (
             nn.ModuleList([RMSNorm(feature, eps) for _ in range(count)]) if config.fc_norm else None
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle_kernels.lm_head.shuffle import shuffle_vocabulary
+from sgl_eagle_kernels.packed_linear import pack_weight
 
 MAX_TOPK = 32
 MAX_CANDIDATES = 4096
@@ -100,6 +101,7 @@ class TwoStageHead:
         ids: [V] int64 token of each row of `up`, ascending within a tile; None where row j is
             token j.
         shortlist: How candidates are chosen.
+        packed_up: `up` in the layout that CPUs multiply fastest, None where there is none.
     """
 
     weight: Tensor
@@ -107,6 +109,7 @@ class TwoStageHead:
     down: Tensor
     ids: Tensor | None
     shortlist: Shortlist
+    packed_up: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -166,20 +169,25 @@ def build_two_stage_head(
         ValueError: If shapes, dtypes or devices do not fit, or there are too many candidates.
     """
     _check_weights(weight, up, down)
-    head = TwoStageHead(
-        weight=weight, up=up.contiguous(), down=down.contiguous(), ids=None, shortlist=shortlist
-    )
-    if head.num_candidates > MAX_CANDIDATES:
+    candidates = shortlist.count(up.shape[0])
+    if candidates > MAX_CANDIDATES:
         raise ValueError(
-            f"{shortlist} makes {head.num_candidates} candidates of {head.num_tokens} tokens, at "
-            f"most {MAX_CANDIDATES} are allowed: use larger tiles or a smaller per_tile"
+            f"{shortlist} makes {candidates} candidates of {up.shape[0]} tokens, at most "
+            f"{MAX_CANDIDATES} are allowed: use larger tiles or a smaller per_tile"
         )
-    if isinstance(shortlist, GlobalTop) or shortlist.shuffle_seed is None:
-        return head
-    ids = shuffle_vocabulary(head.num_tokens, shortlist.tile_size, shortlist.shuffle_seed)
-    ids = ids.to(up.device)
+    ids = None
+    if isinstance(shortlist, LocalTop) and shortlist.shuffle_seed is not None:
+        ids = shuffle_vocabulary(up.shape[0], shortlist.tile_size, shortlist.shuffle_seed)
+        ids = ids.to(up.device)
+        up = up[ids]
+    up = up.contiguous()
     return TwoStageHead(
-        weight=weight, up=up[ids].contiguous(), down=head.down, ids=ids, shortlist=shortlist
+        weight=weight,
+        up=up,
+        down=down.contiguous(),
+        ids=ids,
+        shortlist=shortlist,
+        packed_up=pack_weight(up),
     )
 
 

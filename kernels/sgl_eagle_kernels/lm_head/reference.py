@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from sgl_eagle_kernels.lm_head.head import GlobalTop, HeadTopk, LocalTop, TwoStageHead
 from sgl_eagle_kernels.lm_head.order import key_ids, key_scores, rank_keys
+from sgl_eagle_kernels.packed_linear import packed_linear
 
 
 class Candidates(NamedTuple):
@@ -38,7 +39,8 @@ def choose_candidates(head_input: Tensor, head: TwoStageHead) -> Candidates:
         C candidates of each row.
     """
     # A copy of our own: candidates are struck out of it.
-    scores = functional.linear(functional.linear(head_input, head.down), head.up)
+    low_rank = functional.linear(head_input, head.down)
+    scores = packed_linear(low_rank, head.up, head.packed_up)
     scores = scores.to(torch.float32, copy=True)
     if isinstance(head.shortlist, GlobalTop):
         return _take_global(scores, head.num_candidates)
@@ -106,7 +108,8 @@ def rank_candidates(
     valid = candidates.ids >= 0
     ids = candidates.ids.clamp(min=0)
     rows = head.weight.index_select(0, ids.flatten()).view(num_rows, count, -1)
-    logits = torch.bmm(rows, head_input[:, :, None])[:, :, 0].float()
+    # With the vector first, the product of a CPU takes a third of the time.
+    logits = torch.bmm(head_input[:, None, :], rows.transpose(1, 2))[:, 0].float()
     logits = logits.masked_fill(~valid, -torch.inf)
     log_normalizer = torch.logaddexp(logits.logsumexp(-1), candidates.dropped_log_mass)
     return take_topk(rank_keys(logits, ids), log_normalizer, topk)
