@@ -26,6 +26,10 @@ NUM_STRETCHES = 48
 """A quarter of a natural logarithm each: within one, a ratio hardly changes."""
 
 
+LEAST_SHARE = 0.05
+"""Of the path confidence, that an observed map starts with at least."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OnlineCalibrationConfig:
     """How fast the map learns and forgets.
@@ -78,9 +82,9 @@ class OnlineCalibration:
             half_life=config.half_life_nodes,
         )
         self._knot_logs = np.linspace(LOWEST_LOG, 0.0, NUM_KNOTS)
-        self._prior_curves = np.stack(
-            [_curve_of(prior, depth, self._knot_logs) for depth in range(1, num_depths + 1)]
-        )
+        curves = [_curve_of(prior, depth, self._knot_logs) for depth in range(1, num_depths + 1)]
+        # What the prior calls impossible, no ratio could correct.
+        self._prior_curves = np.maximum(curves, LEAST_SHARE * np.exp(self._knot_logs))
         self.num_observed = 0
 
     @property

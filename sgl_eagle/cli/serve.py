@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft", metavar="DIR", required=True, help="EAGLE-3 checkpoint for that target"
     )
     parser.add_argument(
-        "--policy", metavar="FILE", type=Path, help="policy file (default: EAGLE-2 trees)"
+        "--policy", metavar="FILE", type=Path, help="policy file (default: measure and adapt)"
     )
     parser.add_argument(
         "--print", dest="print_only", action="store_true", help="print the command, run nothing"

@@ -11,8 +11,8 @@ def register() -> None:
     import logging
 
     from sgl_eagle.plugin.algorithm import register_algorithm
-    from sgl_eagle.plugin.server_flags import ALGORITHM_NAME, add_policy_flag
+    from sgl_eagle.plugin.server_flags import ALGORITHM_NAME, add_flags
 
     register_algorithm()
-    add_policy_flag()
+    add_flags()
     logging.getLogger(__name__).info("registered --speculative-algorithm %s", ALGORITHM_NAME)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from sgl_eagle.plugin.server_flags import POLICY_VARIABLE
+from sgl_eagle.plugin.builtin_policy import UnmeasuredPolicy
+from sgl_eagle.plugin.server_flags import PluginSettings, read_settings
 from sgl_eagle_harness.errors import PolicyConfigError
-from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.policy_file import load_policy_file
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.types import TreeLimits
 
 SGLANG_ENGINE = "sglang"
@@ -23,21 +23,25 @@ def startup_policy() -> SpecPolicy | None:
     Returns:
         The policy; None without a file.
     """
-    path = os.environ.get(POLICY_VARIABLE)
-    return None if not path else load_policy_file(Path(path)).build()
+    path = read_settings(os.environ).policy
+    return None if path is None else load_policy_file(path).build()
 
 
-def choose_policy(limits: TreeLimits) -> SpecPolicy:
-    """The policy to serve.
+def choose_policy(limits: TreeLimits, settings: PluginSettings) -> SpecPolicy:
+    """The policy to start with.
 
     Args:
         limits: Upper limits of the server.
+        settings: What the flags said.
 
     Returns:
-        The policy of the file, else EAGLE-2 at the server's limits.
+        The policy of the file; that of a dense recording; else one that stands in for the price
+        rule until the server's costs are known.
     """
+    if settings.records_dense:
+        return RecordingPolicy(num_steps=limits.num_steps, beams=(limits.topk,))
     policy = startup_policy()
-    return Eagle2Policy(limits=limits) if policy is None else policy
+    return UnmeasuredPolicy(limits=limits) if policy is None else policy
 
 
 def require_within(policy: TreeLimits, server: TreeLimits) -> None:

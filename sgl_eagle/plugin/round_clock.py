@@ -51,6 +51,7 @@ class RoundClock:
         self._since = 0.0
         self._open: list[Stage] = []
         self._seconds: dict[str, float] = {}
+        self._taken_seconds: dict[str, float] = {}
         self._round_ct = 0
         self._row_ct = 0
 
@@ -93,10 +94,22 @@ class RoundClock:
         if self._round_ct < min_rounds:
             return None
         stage_us = {name: 1e6 * seconds for name, seconds in self._seconds.items()}
+        for name, seconds in self._seconds.items():
+            self._taken_seconds[name] = self._taken_seconds.get(name, 0.0) + seconds
         times = RoundTimes(round_ct=self._round_ct, row_ct=self._row_ct, stage_us=stage_us)
         self._seconds.clear()
         self._round_ct = self._row_ct = 0
         return times
+
+    def total_us(self) -> dict[str, float]:
+        """Everything that was ever counted, taken or not.
+
+        Returns:
+            Microseconds of each stage.
+        """
+        names = {*self._taken_seconds, *self._seconds}
+        parts = (self._taken_seconds, self._seconds)
+        return {name: 1e6 * sum(part.get(name, 0.0) for part in parts) for name in sorted(names)}
 
     def _switch(self) -> None:
         now = self._now()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,19 @@ from sgl_eagle.plugin import compat, compat_graphs
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.drafter import ServerDrafter
+from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
+from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
+from sgl_eagle.plugin.server_flags import read_settings
+from sgl_eagle.plugin.startup import make_observer, settle_policy
 from sgl_eagle.plugin.verify_input import PackedTrees, largest_tree, pack_trees, send_trees
 from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
+from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.types import NO_NODE, BatchContext, IntArray, TreeLimits
 
@@ -41,12 +49,13 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         super().__init__(server_args=server_args, target_worker=target_worker, **kwargs)
         require_page_size_one(compat.page_size())
         compat.replace_sampler()
-        limits = TreeLimits(
+        self._settings = read_settings(os.environ)
+        self._limits = limits = TreeLimits(
             num_steps=self.speculative_num_steps,
             topk=self.topk,
             num_draft_tokens=self.speculative_num_draft_tokens,
         )
-        self._policy = choose_policy(limits)
+        self._policy = choose_policy(limits, self._settings)
         require_measured(
             self._policy,
             max_running_requests=int(server_args.max_running_requests),
@@ -58,6 +67,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers: dict[str, SpeculationTier] = {}
         self._draft_graphs: DraftGraphs | None = None
+        self._observer: StepObserver | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
     def init_cuda_graphs(self) -> None:
@@ -69,6 +79,55 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 self._draft_graphs = DraftGraphs(self.draft_worker)
             sizes = verify_sizes(self._policy)
             self._states = RuntimeStates(self, sizes, capture=capture)
+        self._policy = settle_policy(self, self._policy, self._settings, in_graphs=capture)
+        self._observer = make_observer(
+            self, self._policy, self._limits, self._clock, self._settings
+        )
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Look at the outcome of a step, which SGLang has brought to the host.
+
+        Args:
+            num_correct_drafts_per_req: Drafts that the target kept, of each request.
+            batch_size: Requests of the step.
+        """
+        del batch_size
+        if self._observer is not None:
+            self._observer.completed(len(num_correct_drafts_per_req))
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """Note that a request has ended.
+
+        Args:
+            rid: Its name.
+            natural_stop: Whether a stop token ended it.
+        """
+        del natural_stop
+        if self._observer is not None:
+            self._observer.finished(rid)
+
+    @contextlib.contextmanager
+    def probing(
+        self, policy: SpecPolicy, clock: RoundClock, tiers: dict[str, SpeculationTier]
+    ) -> Iterator[None]:
+        """Serve another policy on another clock, before the first request.
+
+        Args:
+            policy: Draws trees of the sizes that were prepared.
+            clock: Takes the times.
+            tiers: Those of made-up requests, as after many steps.
+
+        Yields:
+            None.
+        """
+        before = self._policy, self._clock, self._tiers
+        self._policy, self._clock, self._tiers = policy, clock, tiers
+        try:
+            yield
+        finally:
+            self._policy, self._clock, self._tiers = before
 
     def forward_batch_generation(
         self,
@@ -90,6 +149,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+            if self._observer is not None:
+                self._observer.prefilled()
             return compat.run_builtin_step(
                 super().forward_batch_generation,
                 batch,
@@ -119,6 +180,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._clock.end_round(len(batch.reqs))
         if (times := self._clock.take(self._rounds_per_log_line)) is not None:
             logger.info("SGL_EAGLE %s", times.describe())
+        if self._observer is not None:
+            self._observer.launched(batch.reqs, result)
         return result
 
     def _draft_trees(self, batch: Any) -> tuple[PackedTrees, IntArray] | None:
@@ -159,13 +222,18 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             # Draft-extend ends every round, so the draft's cache lacks the root alone.
             num_pending=np.ones(len(tiers), np.int64),
         )
+        switch_ct = sum(tier.switch_ct for tier in tiers)
         speculating = choose_rows(self._policy, context, tiers)
+        if self._observer is not None:
+            self._observer.switched(sum(tier.switch_ct for tier in tiers) - switch_ct)
         if not speculating.any() and self._states.sizes[0] == 1:
             return None
         drafter.speculate(speculating)
         trees = grow_trees(drafter, self._policy, context)
         columns = self._policy.select_verify(trees, context)
         columns = np.where(speculating[:, None], columns, NO_NODE)
+        if self._observer is not None:
+            self._observer.drafted(DraftedTrees(trees=trees, columns=columns))
         return pack_trees(trees, columns, self._states.size_for(largest_tree(columns)))
 
     def _verify_input(self, batch: Any, packed: PackedTrees, context_len: IntArray) -> Any:

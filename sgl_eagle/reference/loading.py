@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
+from sgl_eagle.reference.checkpoint_digest import checkpoint_digest
 from sgl_eagle_harness.errors import CheckpointError
 
 SMOLLM2 = "smollm2"
@@ -131,20 +130,3 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
         name="SmolLM2-135M-Instruct",
         digest=checkpoint_digest(file),
     )
-
-
-def checkpoint_digest(*files: Path) -> str:
-    """Identify a checkpoint by the sizes and first megabyte of its files.
-
-    Args:
-        files: Files that make up the checkpoint, in a fixed order.
-
-    Returns:
-        64 hexadecimal digits.
-    """
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(json.dumps([file.name, file.stat().st_size]).encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(1 << 20))
-    return digest.hexdigest()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sgl_eagle.reference.checkpoint_digest import checkpoint_digest
 from sgl_eagle.reference.draft_checkpoint import load_draft
 from sgl_eagle.reference.draft_config import DraftConfig, load_draft_config
 from sgl_eagle.reference.draft_models import Draft
@@ -18,7 +19,7 @@ from sgl_eagle.reference.head_checkpoint import (
     describe_head,
     load_two_stage_head,
 )
-from sgl_eagle.reference.loading import LoadedTarget, checkpoint_digest, load_target
+from sgl_eagle.reference.loading import LoadedTarget, load_target
 from sgl_eagle.reference.target import Target
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.records import ModelIdentity

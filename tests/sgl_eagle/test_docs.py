@@ -9,7 +9,13 @@ from sgl_eagle.cli.frame.commands import COMMANDS, load_command
 from sgl_eagle_harness.types import TreeLimits
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/tree-parameters.md", "reports/README.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/sglang.md",
+    "docs/tree-parameters.md",
+    "reports/README.md",
+]
 
 
 def shell_lines(text):

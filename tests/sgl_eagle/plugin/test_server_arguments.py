@@ -1,6 +1,7 @@
 """Server arguments: limits that fit together, and refusals that name flag, value and remedy."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from sgl_eagle.plugin.self_check import (
     require_page_size_one,
 )
 from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS, resolve_limits, resolve_server_args
-from sgl_eagle.plugin.server_flags import POLICY_VARIABLE
+from sgl_eagle.plugin.server_flags import POLICY_VARIABLE, PluginSettings
 from sgl_eagle_harness.calibration import IdentityMap
 from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
@@ -21,6 +22,7 @@ from sgl_eagle_harness.errors import PolicyConfigError, TreeLimitsError
 from sgl_eagle_harness.policies.plain import PlainSpec
 from sgl_eagle_harness.policies.policy_file import PolicyFile, PolicyProvenance, save_policy_file
 from sgl_eagle_harness.policies.price import PriceSpec
+from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.policies.static import StaticSpec, chain_paths
 from sgl_eagle_harness.records import ModelIdentity
 from sgl_eagle_harness.trace_schema import SamplingParams
@@ -98,7 +100,9 @@ def test_without_flags_or_policy_the_defaults_hold():
     assert args.enable_mixed_chunk is False
     assert args.disable_overlap_schedule is False
     assert args.max_running_requests == 48
-    assert choose_policy(DEFAULT_LIMITS).name == "eagle2-5-4-16"
+    policy = choose_policy(DEFAULT_LIMITS, PluginSettings())
+    assert policy.name == "eagle2-5-4-16"
+    assert policy.verify_sizes == (1, 2, 4, 8, 16)
 
 
 def test_cpu_runs_without_overlap():
@@ -114,7 +118,7 @@ def test_a_policy_file_sets_the_limits(serve_policy):
     resolve_server_args(args)
     # A chain, yet two children: SGLang would return no confidence with one.
     assert limits_of(args) == (4, 2, 5)
-    assert choose_policy(DEFAULT_LIMITS).name == "chain-4"
+    assert choose_policy(DEFAULT_LIMITS, PluginSettings()).name == "chain-4"
 
 
 def test_flags_may_raise_the_limits_of_a_policy_file_and_not_lower_them(serve_policy):
@@ -132,7 +136,14 @@ def test_a_policy_that_never_drafts_is_served(serve_policy):
     serve_policy(PlainSpec())
     args = make_args()
     resolve_server_args(args)
-    assert choose_policy(DEFAULT_LIMITS).name == "plain"
+    assert choose_policy(DEFAULT_LIMITS, PluginSettings()).name == "plain"
+
+
+def test_a_dense_recording_drafts_whole_trees():
+    settings = PluginSettings(record=Path("traces"), record_mode="dense")
+    policy = choose_policy(DEFAULT_LIMITS, settings)
+    assert isinstance(policy, RecordingPolicy)
+    assert (policy.num_steps, policy.beams) == (5, (4,))
 
 
 def test_a_policy_file_that_cannot_be_used_is_named(monkeypatch, tmp_path):

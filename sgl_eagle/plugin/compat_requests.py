@@ -1,0 +1,170 @@
+"""What the plugin reads from SGLang's requests and step results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sgl_eagle_harness.trace_schema import SamplingParams
+from sgl_eagle_harness.types import IntArray
+
+ALL_TOKENS = 1 << 30
+"""SGLang's `top_k` of a request that did not set one."""
+
+
+def is_over(request: Any) -> bool:
+    """Whether a step's result no longer belongs to the request.
+
+    Under overlap scheduling a request takes part in one more step after its last.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        True if it is finished or was retracted.
+    """
+    return bool(request.finished() or request.is_retracted)
+
+
+def completion_tokens(request: Any, start: int = 0) -> IntArray:
+    """Tokens that a request has so far.
+
+    Args:
+        request: SGLang's `Req`.
+        start: First completion token wanted.
+
+    Returns:
+        [L] int64, without those of the step whose result is being processed.
+    """
+    return np.array(request.output_ids[start:], np.int64)
+
+
+def completion_length(request: Any) -> int:
+    """How many tokens a request has so far.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        At least 1 in a decode step: prefill has emitted one.
+    """
+    return len(request.output_ids)
+
+
+def last_token(request: Any) -> int:
+    """The root of the request's next step.
+
+    Args:
+        request: SGLang's `Req`, with at least one completion token.
+
+    Returns:
+        Its token.
+    """
+    return int(request.output_ids[-1])
+
+
+def cached_length(request: Any) -> int:
+    """Tokens before the root of the step whose result is being processed.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        Prompt and completion, less the root.
+    """
+    return len(request.origin_input_ids) + len(request.output_ids) - 1
+
+
+def sampling_of(request: Any) -> SamplingParams:
+    """Effective sampling parameters.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        The record of a trace; greedy where SGLang decodes greedily.
+    """
+    parameters = request.sampling_params
+    top_k = int(parameters.top_k)
+    if top_k == 1:  # how SGLang spells temperature 0
+        return SamplingParams(temperature=0.0)
+    return SamplingParams(
+        temperature=float(parameters.temperature),
+        top_p=float(parameters.top_p),
+        top_k=0 if top_k in {-1, ALL_TOKENS} else top_k,
+    )
+
+
+def shapes_its_text(request: Any) -> bool:
+    """Whether something other than temperature, top-p and top-k decides the tokens.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        True under a grammar, a penalty, a bias, `min_p`, a minimum length or a custom processor.
+    """
+    parameters = request.sampling_params
+    return bool(
+        request.grammar is not None
+        or request.custom_logit_processor is not None
+        or parameters.logit_bias
+        or parameters.min_p
+        or parameters.min_new_tokens
+        or parameters.frequency_penalty
+        or parameters.presence_penalty
+        or parameters.repetition_penalty != 1.0
+    )
+
+
+def ends_at(request: Any) -> frozenset[int]:
+    """Tokens at which the model itself ends a text.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        Ids.
+    """
+    ids = set(request.eos_token_ids or ())
+    end = getattr(request.tokenizer, "eos_token_id", None)
+    return frozenset(ids if end is None else {*ids, int(end)})
+
+
+def custom_params(request: Any) -> Mapping[str, Any]:
+    """What the client attached to its request.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        `custom_params` of the sampling parameters; empty where there are none.
+    """
+    return request.sampling_params.custom_params or {}
+
+
+def emitted_tokens(result: Any) -> IntArray:
+    """Tokens of a step, once SGLang has copied them to the host.
+
+    Args:
+        result: SGLang's `GenerationBatchResult` of a verify step.
+
+    Returns:
+        [B, M] int64; the first `num_accept_tokens` of a row count.
+    """
+    tokens = result.next_token_ids.numpy().astype(np.int64)
+    return np.asarray(tokens.reshape(len(result.accept_lens), -1))
+
+
+def num_accept_tokens(result: Any) -> IntArray:
+    """Tokens that each request gained in a step.
+
+    Args:
+        result: SGLang's `GenerationBatchResult` of a verify step.
+
+    Returns:
+        [B] int64, bonus token included.
+    """
+    return np.asarray(result.accept_lens.numpy().astype(np.int64))

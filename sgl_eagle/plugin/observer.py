@@ -1,0 +1,217 @@
+"""Watches decode steps: counts them, learns from them and records them, off the critical path.
+
+The outcome of a step reaches the host when SGLang processes its result, one step later under
+overlap scheduling, in order. So nothing here waits for the device: a step is noted when it is
+launched and looked at when its result is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sgl_eagle.plugin.compat_requests import emitted_tokens, is_over, num_accept_tokens
+from sgl_eagle.plugin.finished_step import DraftedTrees, FinishedStep
+from sgl_eagle.plugin.metrics_export import StepReport, describe_report
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle_harness.step_counts import StepCounts
+
+logger = logging.getLogger(__name__)
+
+SECONDS_PER_EXPORT = 1.0
+SECONDS_PER_LOG_LINE = 10.0
+
+
+class StepListener(Protocol):
+    """Looks at finished steps."""
+
+    def observe(self, step: FinishedStep) -> None:
+        """Look at one.
+
+        Args:
+            step: Its tokens have not been added to the requests yet.
+        """
+        ...
+
+    def forget(self, rid: str) -> None:
+        """Drop what is kept of a request that has ended.
+
+        Args:
+            rid: Its name.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    requests: list[Any]
+    drafted: DraftedTrees | None
+    result: Any
+    after_prefill: bool
+
+
+class StepObserver:
+    """Follows every decode step of one worker.
+
+    Attributes:
+        counts: Everything since the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: RoundClock,
+        listeners: tuple[StepListener, ...],
+        gauges: Callable[[int], dict[str, float]],
+        export: Callable[[StepReport], None],
+        dropped_ct: Callable[[], int] = lambda: 0,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Start with nothing observed.
+
+        Args:
+            clock: The worker's; its totals are read with every report.
+            listeners: Look at every finished step.
+            gauges: Values to report, asked with the latest batch size.
+            export: Takes every report.
+            dropped_ct: Steps that a recorder has lost since the start.
+            now: Seconds on a clock that never goes back.
+        """
+        self._clock, self._listeners = clock, listeners
+        self._gauges, self._export, self._dropped_ct = gauges, export, dropped_ct
+        self._now = now
+        self._launched: deque[_Launched] = deque()
+        self._after_prefill = True
+        self._drafted: DraftedTrees | None = None
+        self._last_end = self._last_export = self._last_log = now()
+        self._batch_size = 1
+        self.counts = StepCounts()
+        self._exported, self._logged = StepCounts(), StepCounts()
+        self._dropped_exported = self._dropped_logged = 0
+        self._stage_us_exported: dict[str, float] = {}
+
+    def prefilled(self) -> None:
+        """Note that a prefill runs between two decode steps."""
+        self._after_prefill = True
+
+    def drafted(self, drafted: DraftedTrees) -> None:
+        """Note what was drafted for the step that is about to be launched.
+
+        Args:
+            drafted: Of all its requests.
+        """
+        self._drafted = drafted
+
+    def launched(self, requests: list[Any], result: Any) -> None:
+        """Note a step.
+
+        Args:
+            requests: Of the batch.
+            result: SGLang's `GenerationBatchResult`; read once it is on the host.
+        """
+        self._launched.append(
+            _Launched(
+                requests=list(requests),
+                drafted=self._drafted,
+                result=result,
+                after_prefill=self._after_prefill,
+            )
+        )
+        self._drafted = None
+        self._after_prefill = False
+
+    def completed(self, num_rows: int) -> None:
+        """Look at the oldest step that was launched: its result is on the host.
+
+        Args:
+            num_rows: Requests of the step.
+        """
+        if not self._launched:
+            return
+        launched = self._launched.popleft()
+        if len(launched.requests) != num_rows:
+            # Never seen; a listener must not learn from another step's tokens.
+            logger.warning("SGL_EAGLE lost track of its steps and goes on with the next")
+            self._launched.clear()
+            return
+        now = self._now()
+        elapsed_us = None if launched.after_prefill else 1e6 * (now - self._last_end)
+        self._last_end = now
+        step = FinishedStep(
+            requests=launched.requests,
+            counted=np.array([not is_over(request) for request in launched.requests], np.bool_),
+            drafted=launched.drafted,
+            emitted=emitted_tokens(launched.result),
+            num_accept_tokens=num_accept_tokens(launched.result),
+            elapsed_us=elapsed_us,
+        )
+        self._count(step)
+        for listener in self._listeners:
+            listener.observe(step)
+        if now - self._last_export >= SECONDS_PER_EXPORT:
+            self.publish()
+
+    def finished(self, rid: str) -> None:
+        """Note the end of a request.
+
+        Args:
+            rid: Its name.
+        """
+        for listener in self._listeners:
+            listener.forget(rid)
+        self.publish()
+
+    def switched(self, num_requests: int) -> None:
+        """Count changes between speculation and plain decoding.
+
+        Args:
+            num_requests: Requests that changed.
+        """
+        self.counts.tier_switch_ct += num_requests
+
+    def publish(self) -> None:
+        """Report what happened since the last report."""
+        now, dropped_ct = self._now(), self._dropped_ct()
+        stage_us = self._clock.total_us()
+        gauges = self._gauges(self._batch_size)
+        self._export(
+            StepReport(
+                counts=self.counts.since(self._exported),
+                stage_us={
+                    stage: us - self._stage_us_exported.get(stage, 0.0)
+                    for stage, us in stage_us.items()
+                },
+                gauges=gauges,
+                dropped_ct=dropped_ct - self._dropped_exported,
+            )
+        )
+        self._exported, self._last_export = self.counts.copy(), now
+        self._stage_us_exported, self._dropped_exported = stage_us, dropped_ct
+        if now - self._last_log < SECONDS_PER_LOG_LINE:
+            return
+        report = StepReport(
+            counts=self.counts.since(self._logged),
+            stage_us={},
+            gauges=gauges,
+            dropped_ct=dropped_ct - self._dropped_logged,
+        )
+        logger.info("SGL_EAGLE %s", describe_report(report))
+        self._logged, self._last_log = self.counts.copy(), now
+        self._dropped_logged = dropped_ct
+
+    def _count(self, step: FinishedStep) -> None:
+        rows = step.counted
+        self._batch_size = step.batch_size
+        self.counts.add_step(
+            speculated=step.depths[rows] > 0,
+            num_drafted=step.num_drafted[rows],
+            num_draft_tokens=step.num_draft_tokens[rows],
+            depths=step.depths[rows],
+            num_correct_drafts=step.num_accept_tokens[rows] - 1,
+        )

@@ -1,0 +1,288 @@
+"""Measures a grid of decode rounds within a time limit, the most needed cells first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
+from sgl_eagle_harness.errors import CostTableError
+from sgl_eagle_harness.types import FloatArray
+
+logger = logging.getLogger(__name__)
+
+BUDGET_S = 30.0
+NUM_REPEATS = 5
+SECONDS_PER_LOG_LINE = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSample:
+    """Times of one decode round of B requests, in microseconds.
+
+    Attributes:
+        verify_us: Target pass, choice of tokens, and what every round does besides.
+        extend_us: Draft-extend over the verified tokens.
+        draft_step_us: One draft step; None if the round ran none.
+    """
+
+    verify_us: float
+    extend_us: float
+    draft_step_us: float | None
+
+
+TimeRound = Callable[[int, int, int], RoundSample]
+"""Runs one round: requests, verified tokens a request, cached tokens a request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileGrid:
+    """What to measure.
+
+    Attributes:
+        batch_sizes: Ascending from 1; only the ends are needed.
+        num_tokens: Verify sizes, ascending from 1; all are needed.
+        context_lens: Ascending from 1; only the ends are needed.
+        width: Nodes that a draft step expands; steps of fewer take as long.
+    """
+
+    batch_sizes: tuple[int, ...]
+    num_tokens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    width: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch_sizes", "num_tokens", "context_lens"):
+            points = getattr(self, name)
+            if not points or list(points) != sorted(set(points)) or points[0] != 1:
+                raise CostTableError(f"{name} must rise from 1, got {list(points)}")
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the full grid."""
+        return len(self.batch_sizes) * len(self.num_tokens) * len(self.context_lens)
+
+
+def grid_for(
+    *, largest_batch: int, sizes: tuple[int, ...], longest_context: int, width: int
+) -> ProfileGrid:
+    """A grid that reaches what a server may be asked for.
+
+    Args:
+        largest_batch: Requests decoded together at most.
+        sizes: Verify sizes, ascending from 1.
+        longest_context: Cached tokens of a request at most.
+        width: Nodes that a draft step expands.
+
+    Returns:
+        Powers of four between 1 and the largest batch, and of eight between 1 and the longest
+        context.
+    """
+
+    def axis(largest: int, factor: int, first: int) -> tuple[int, ...]:
+        points, point = [1], first
+        while point * factor <= 2 * largest:  # no point close to the end
+            points.append(point)
+            point *= factor
+        return tuple(sorted({*(p for p in points if p < largest), largest}))
+
+    return ProfileGrid(
+        batch_sizes=axis(largest_batch, 4, 4),
+        num_tokens=sizes,
+        context_lens=axis(longest_context, 8, 256),
+        width=width,
+    )
+
+
+@dataclass
+class _Samples:
+    """Samples of one cell."""
+
+    verify_us: list[float] = field(default_factory=list)
+    extend_us: list[float] = field(default_factory=list)
+    draft_step_us: list[float] = field(default_factory=list)
+
+    def add(self, sample: RoundSample) -> None:
+        self.verify_us.append(sample.verify_us)
+        self.extend_us.append(sample.extend_us)
+        if sample.draft_step_us is not None:
+            self.draft_step_us.append(sample.draft_step_us)
+
+
+class GridProfiler:
+    """Measures as much of a grid as time allows.
+
+    The ends of the batch and context axes come first, then points between them, then repeats. What
+    is measured is always a full grid from end to end, so that nothing is extrapolated.
+    """
+
+    def __init__(
+        self,
+        grid: ProfileGrid,
+        time_round: TimeRound,
+        *,
+        now: Callable[[], float],
+        budget_s: float = BUDGET_S,
+        num_repeats: int = NUM_REPEATS,
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            grid: What to measure.
+            time_round: Runs one round.
+            now: Seconds on a clock that never goes back.
+            budget_s: No round is started after so long.
+            num_repeats: Measurements behind each median, if there is time.
+        """
+        self._grid, self._time_round, self._now = grid, time_round, now
+        self._budget_s, self._num_repeats = budget_s, num_repeats
+        self._cells: dict[tuple[int, int, int], _Samples] = {}
+        self._started = self._logged = 0.0
+        self.num_rounds = 0
+
+    def measure(self, setup: CostSetup) -> CostTable:
+        """Run the rounds.
+
+        Args:
+            setup: What is measured.
+
+        Returns:
+            Medians; the times of decisions are left at 0.
+
+        Raises:
+            CostTableError: If not even the ends of the axes could be measured in time.
+        """
+        self._started = self._logged = self._now()
+        axes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        for batches, contexts in _growing_axes(self._grid.batch_sizes, self._grid.context_lens):
+            if not self._measure_all(batches, contexts):
+                break
+            axes = (batches, contexts)
+        if axes is None:
+            raise CostTableError(
+                f"the costs of {self._grid.batch_sizes[-1]} requests with "
+                f"{self._grid.context_lens[-1]} tokens could not be measured within "
+                f"{self._budget_s:.0f} s"
+            )
+        for repeat in range(1, self._num_repeats):
+            for batch in axes[0]:
+                for context in axes[1]:
+                    for size in self._grid.num_tokens:
+                        if len(self._cells[batch, size, context].verify_us) <= repeat:
+                            self._run(batch, size, context)
+        return self._table(setup, *axes)
+
+    @property
+    def fewest_repeats(self) -> int:
+        """Measurements behind the least measured cell."""
+        return min(len(cell.verify_us) for cell in self._cells.values())
+
+    def _measure_all(self, batches: tuple[int, ...], contexts: tuple[int, ...]) -> bool:
+        # Whether every cell has a sample; the first run of a cell allocates, and does not count.
+        for batch in batches:
+            for context in contexts:
+                for size in self._grid.num_tokens:
+                    if (batch, size, context) in self._cells:
+                        continue
+                    if self._is_late():
+                        return False
+                    self._time_round(batch, size, context)
+                    self._run(batch, size, context, at_any_time=True)
+        return True
+
+    def _run(self, batch: int, size: int, context: int, *, at_any_time: bool = False) -> None:
+        if self._is_late() and not at_any_time:
+            return
+        sample = self._time_round(batch, size, context)
+        self._cells.setdefault((batch, size, context), _Samples()).add(sample)
+        self.num_rounds += 1
+        now = self._now()
+        if now - self._logged >= SECONDS_PER_LOG_LINE:
+            self._logged = now
+            logger.info(
+                "SGL_EAGLE measures its costs: %d of %d cells, %.0f of at most %.0f s",
+                *(len(self._cells), self._grid.num_cells, now - self._started, self._budget_s),
+            )
+
+    def _is_late(self) -> bool:
+        return self._now() - self._started > self._budget_s
+
+    def _table(
+        self, setup: CostSetup, batches: tuple[int, ...], contexts: tuple[int, ...]
+    ) -> CostTable:
+        sizes = self._grid.num_tokens
+
+        def medians(name: str) -> FloatArray:
+            return np.array(
+                [
+                    [
+                        [np.median(getattr(self._cells[b, n, c], name)) for c in contexts]
+                        for n in sizes
+                    ]
+                    for b in batches
+                ]
+            )
+
+        def grid(kind: str, num_tokens: tuple[int, ...], us: FloatArray) -> CostGrid:
+            return CostGrid(
+                kind=kind,
+                batch_size=np.array(batches),
+                num_tokens=np.array(num_tokens),
+                context_len=np.array(contexts),
+                us=us,
+            )
+
+        steps = np.array([[self._draft_step_us(b, c) for c in contexts] for b in batches])
+        widths = (1,) if self._grid.width == 1 else (1, self._grid.width)
+        return CostTable(
+            setup=setup,
+            target=grid("target", sizes, medians("verify_us")),
+            draft=grid("draft", widths, np.repeat(steps[:, None], len(widths), axis=1)),
+            draft_extend=grid("draft_extend", sizes, medians("extend_us")),
+            decide_us=0.0,
+            verify_select_us=0.0,
+            extends_every_step=True,
+        )
+
+    def _draft_step_us(self, batch: int, context: int) -> float:
+        # A draft step does not depend on how much is verified afterwards.
+        samples = [
+            us
+            for size in self._grid.num_tokens
+            for us in self._cells[batch, size, context].draft_step_us
+        ]
+        if not samples:
+            raise CostTableError("no round ran a draft step, so its cost is not known")
+        return float(np.median(samples))
+
+
+def _growing_axes(
+    batches: tuple[int, ...], contexts: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Both axes, from their ends alone to all their points, one point at a time.
+
+    Args:
+        batches: Ascending.
+        contexts: Ascending.
+
+    Yields:
+        Ascending axes, each step a superset of the one before.
+    """
+    orders = [list(dict.fromkeys((axis[0], axis[-1], *axis))) for axis in (batches, contexts)]
+    counts = [min(2, len(order)) for order in orders]
+    yield _chosen(orders, counts)
+    while counts != [len(order) for order in orders]:
+        for index, order in enumerate(orders):
+            if counts[index] < len(order):
+                counts[index] += 1
+                yield _chosen(orders, counts)
+
+
+def _chosen(orders: list[list[int]], counts: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    batches, contexts = (
+        tuple(sorted(order[:count])) for order, count in zip(orders, counts, strict=True)
+    )
+    return batches, contexts

@@ -1,0 +1,190 @@
+"""Measures what decode rounds cost on this server, through the worker that will serve.
+
+Rounds run on requests that do not exist: their cache rows point at slots of the empty pool. Before
+the first real request nothing reads what they leave there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl_eagle.plugin import compat_profile
+from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
+from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.server_flags import PluginSettings
+from sgl_eagle.reference.decision_time import with_decision_times
+from sgl_eagle_harness.cost_file import CostFile
+from sgl_eagle_harness.cost_table import CostSetup
+from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.tier import SpeculationTier
+from sgl_eagle_harness.types import BatchContext, BoolArray, TreeLimits
+from sgl_eagle_tuner.provenance import collect_provenance
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlainProbe(Eagle2Policy):
+    """Could draft, and never does: the tier of a speculating server that decodes plainly."""
+
+    def should_speculate(self, batch: BatchContext) -> BoolArray:
+        return np.zeros(batch.num_rows, np.bool_)
+
+
+class ServerRounds:
+    """Runs single rounds of the worker on made-up requests."""
+
+    def __init__(self, worker: Any, limits: TreeLimits) -> None:
+        """Prepare.
+
+        Args:
+            worker: Our worker, its graphs captured, serving nobody yet.
+            limits: Upper limits of the trees.
+        """
+        self._worker, self._limits = worker, limits
+        self._clock = RoundClock(now=self._synchronised_now)
+
+    def time_round(self, batch_size: int, num_tokens: int, context_len: int) -> RoundSample:
+        """Run one round.
+
+        Args:
+            batch_size: Requests.
+            num_tokens: Tokens verified a request, root included.
+            context_len: Cached tokens a request; as many as leave room for the tree, at most.
+
+        Returns:
+            Its times.
+        """
+        batch = compat_profile.make_decode_batch(
+            self._worker, batch_size=batch_size, context_len=context_len
+        )
+        policy = probe_policy(self._limits, num_tokens)
+        tiers = {request.rid: SpeculationTier() for request in batch.reqs}
+        for tier in tiers.values():
+            tier.speculates = num_tokens > 1
+        with self._worker.probing(policy, self._clock, tiers):
+            self._worker.forward_batch_generation(batch)
+        times = self._clock.take(1)
+        stage_us = {} if times is None else times.stage_us
+        num_draft_steps = 0 if num_tokens == 1 else policy.limits.num_steps - 1
+        return RoundSample(
+            verify_us=stage_us["verify"] + stage_us.get("roots", 0.0),
+            extend_us=stage_us["extend"],
+            draft_step_us=stage_us["draft"] / num_draft_steps if num_draft_steps else None,
+        )
+
+    def _synchronised_now(self) -> float:
+        # Launches return before the work is done: without this, time would go to a later stage.
+        if str(self._worker.device).startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def probe_policy(limits: TreeLimits, num_tokens: int) -> Eagle2Policy:
+    """A policy that verifies so many tokens, from trees as shallow as possible.
+
+    Args:
+        limits: Upper limits of the server.
+        num_tokens: Tokens verified, root included; 1 decodes plainly.
+
+    Returns:
+        Trees of two levels at least where the limits allow, so that a draft step is timed too.
+    """
+    if num_tokens == 1:
+        return _PlainProbe(limits=limits)
+    depth = min(2, limits.num_steps)
+    while (
+        TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=2).largest_num_draft_tokens
+        < num_tokens
+    ):
+        depth += 1
+    return Eagle2Policy(
+        limits=TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=num_tokens)
+    )
+
+
+def measured_costs(
+    worker: Any,
+    limits: TreeLimits,
+    sizes: tuple[int, ...],
+    settings: PluginSettings,
+    *,
+    setup: CostSetup,
+) -> CostFile:
+    """The cost table of this server, from the cache or measured now.
+
+    Args:
+        worker: Our worker, ready to serve.
+        limits: Upper limits of the trees.
+        sizes: Verify sizes, ascending from 1.
+        settings: Which cache to use.
+        setup: What is served.
+
+    Returns:
+        The record.
+
+    Raises:
+        CostTableError: If the time limit does not suffice for the smallest grid.
+    """
+    wanted = CostRange(
+        batch_size=int(worker.server_args.max_running_requests),
+        num_tokens=sizes[-1],
+        width=limits.topk,
+        context_len=int(worker.target_worker.model_runner.model_config.context_len),
+    )
+    cache = settings.cost_cache
+    cached = None if cache is None else read_cached(cache, setup, wanted)
+    if cached is not None:
+        logger.info("SGL_EAGLE takes its costs from the cache in %s", cache)
+        return cached
+    record = _measure(worker, limits, sizes, wanted, setup)
+    path = None if cache is None else write_cached(cache, record)
+    if path is not None:
+        logger.info("SGL_EAGLE keeps its costs in %s", path)
+    return record
+
+
+def _measure(
+    worker: Any,
+    limits: TreeLimits,
+    sizes: tuple[int, ...],
+    wanted: CostRange,
+    setup: CostSetup,
+) -> CostFile:
+    grid = grid_for(
+        largest_batch=wanted.batch_size,
+        sizes=sizes,
+        longest_context=wanted.context_len,
+        width=wanted.width,
+    )
+    logger.info(
+        "SGL_EAGLE measures its costs: batches %s, %s tokens verified, contexts %s",
+        *(grid.batch_sizes, grid.num_tokens, grid.context_lens),
+    )
+    started = time.perf_counter()
+    rounds = ServerRounds(worker, limits)
+    profiler = GridProfiler(grid, rounds.time_round, now=time.perf_counter)
+    try:
+        with torch.inference_mode():
+            table = profiler.measure(setup)
+    finally:
+        compat_profile.forget_decode_batches(worker)
+    record = CostFile.from_table(
+        with_decision_times(table),
+        num_repeats=profiler.fewest_repeats,
+        created=datetime.now(UTC),
+        commit=collect_provenance(seed=0).commit,
+    )
+    logger.info(
+        "SGL_EAGLE measured its costs in %.1f s: %d rounds",
+        *(time.perf_counter() - started, profiler.num_rounds),
+    )
+    return record

@@ -1,0 +1,191 @@
+"""The last part of a start: the policy that serves, and who watches it."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from importlib.metadata import version
+from multiprocessing import util as multiprocessing_util
+from pathlib import Path
+from typing import Any
+
+from sgl_eagle.plugin.builtin_policy import UnmeasuredPolicy, builtin_policy, load_prior
+from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
+from sgl_eagle.plugin.node_learner import NodeLearner
+from sgl_eagle.plugin.observer import StepListener, StepObserver
+from sgl_eagle.plugin.policy_source import SGLANG_ENGINE
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.server_flags import PluginSettings
+from sgl_eagle.plugin.server_profile import measured_costs
+from sgl_eagle.plugin.server_setup import server_setup
+from sgl_eagle.plugin.trace_recorder import TracePipe, TraceRecorder
+from sgl_eagle.reference.draft_config import load_draft_config
+from sgl_eagle_harness.cost_table import CostSetup
+from sgl_eagle_harness.errors import CheckpointError, CostTableError
+from sgl_eagle_harness.policies.online_price import OnlinePricePolicy
+from sgl_eagle_harness.policies.price import PricePolicy
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
+from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_tuner.provenance import collect_provenance
+
+logger = logging.getLogger(__name__)
+
+
+def settle_policy(
+    worker: Any, policy: SpecPolicy, settings: PluginSettings, *, in_graphs: bool
+) -> SpecPolicy:
+    """The policy to serve, once the worker could serve.
+
+    Args:
+        worker: Our worker, its graphs captured.
+        policy: The one it started with.
+        settings: What the flags said.
+        in_graphs: Whether it decodes in CUDA graphs.
+
+    Returns:
+        The same policy, or the price rule at measured costs where the server was started without a
+        policy file.
+    """
+    if not isinstance(policy, UnmeasuredPolicy):
+        return policy
+    setup = server_setup(worker, in_graphs=in_graphs)
+    try:
+        costs = measured_costs(worker, policy.limits, policy.verify_sizes, settings, setup=setup)
+        table = costs.to_table()
+    except CostTableError as error:
+        logger.warning("SGL_EAGLE serves %s, since %s", policy.name, error)
+        return policy
+    largest_batch = int(worker.server_args.max_running_requests)
+    chosen = builtin_policy(policy.limits, table, load_prior(), largest_batch=largest_batch)
+    logger.info("SGL_EAGLE serves policy %s at its own costs", chosen.name)
+    return chosen
+
+
+def make_observer(
+    worker: Any,
+    policy: SpecPolicy,
+    limits: TreeLimits,
+    clock: RoundClock,
+    settings: PluginSettings,
+) -> StepObserver:
+    """Who watches the steps of a worker.
+
+    Args:
+        worker: Our worker.
+        policy: The one that serves.
+        limits: Upper limits of the trees.
+        clock: The worker's.
+        settings: What the flags said.
+
+    Returns:
+        An observer that counts, and learns or records where that is asked for.
+    """
+    listeners: list[StepListener] = []
+    if isinstance(policy, OnlinePricePolicy):
+        listeners.append(NodeLearner(policy))
+    recorder = None
+    if settings.record is not None:
+        setup = server_setup(worker, in_graphs=False)
+        recorder = _open_recording(settings.record, worker, limits, setup, settings)
+        listeners.append(recorder)
+    return StepObserver(
+        clock=clock,
+        listeners=tuple(listeners),
+        gauges=lambda batch_size: policy_gauges(policy, batch_size),
+        export=_exporter(worker.server_args),
+        dropped_ct=(lambda: 0) if recorder is None else (lambda: recorder.dropped_ct),
+    )
+
+
+def policy_gauges(policy: SpecPolicy, batch_size: int) -> dict[str, float]:
+    """What a policy can say about itself.
+
+    Args:
+        policy: Any policy.
+        batch_size: Of the latest step.
+
+    Returns:
+        Values by metric name; none for policies without a price.
+    """
+    if isinstance(policy, PricePolicy):
+        return {"price_tok_per_us": policy.price_tok_per_us}
+    if isinstance(policy, OnlinePricePolicy):
+        return {
+            "price_tok_per_us": policy.price_tok_per_us(batch_size),
+            "yield_ratio": policy.yield_ratio,
+            "observed_nodes": float(policy.num_observed_nodes),
+        }
+    return {}
+
+
+def trace_header(
+    setup: CostSetup,
+    limits: TreeLimits,
+    draft: Path,
+    *,
+    dense: bool,
+) -> TraceHeader:
+    """Provenance of a server's recording.
+
+    Args:
+        setup: What is served.
+        limits: Upper limits of the trees.
+        draft: Folder of the draft.
+        dense: Whether every position gets the largest tree.
+
+    Returns:
+        The header; sampling, prompts and forced continuation are those of each shard.
+    """
+    return TraceHeader(
+        kind="dense" if dense else "ordinary",
+        target=setup.target,
+        draft=setup.draft,
+        engine=SGLANG_ENGINE,
+        versions={name: version(name) for name in ("sglang", "torch", "transformers", "numpy")},
+        head_kind=_head_kind(draft),
+        vocab_size=setup.target.dims["vocab_size"],
+        num_steps=limits.num_steps,
+        topk=limits.topk,
+        beams=(limits.topk,),
+        dtype=setup.dtype,
+        sampling=SamplingParams(temperature=0.0),
+        prompts=PromptSource(kind="text", files=()),
+        forced_continuation=False,
+        censored=not dense,
+        created=datetime.now(UTC),
+        commit=collect_provenance(seed=0).commit,
+    )
+
+
+def _head_kind(draft: Path) -> str:
+    try:
+        return load_draft_config(draft).kind
+    except CheckpointError:  # an architecture that only SGLang reads
+        return "unknown"
+
+
+def _open_recording(
+    folder: Path,
+    worker: Any,
+    limits: TreeLimits,
+    setup: CostSetup,
+    settings: PluginSettings,
+) -> TraceRecorder:
+    dense = settings.records_dense
+    draft = Path(worker.server_args.speculative_draft_model_path)
+    pipe = TracePipe(folder, trace_header(setup, limits, draft, dense=dense))
+    # SGLang's schedulers are children of multiprocessing, which skip what atexit knows.
+    multiprocessing_util.Finalize(None, pipe.close, exitpriority=10)
+    logger.info("SGL_EAGLE records %s traces in %s", settings.record_mode, folder)
+    return TraceRecorder(pipe.send, dense=dense)
+
+
+def _exporter(server_args: Any) -> Any:
+    if not server_args.enable_metrics:
+        return _discard
+    return PrometheusExport(model_name=str(server_args.served_model_name)).add
+
+
+def _discard(report: StepReport) -> None:
+    del report

@@ -1,0 +1,172 @@
+"""Collects the steps of requests and writes those of finished ones, shard by shard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sgl_eagle.plugin.trace_assembly import (
+    RecordedStep,
+    contiguous_part,
+    dense_prompt,
+    ordinary_step,
+    split_rows,
+)
+from sgl_eagle.plugin.trace_messages import Message, RequestEnded, RequestStarted, StepRows
+from sgl_eagle_harness.dense_trace import PromptTrace
+from sgl_eagle_harness.errors import OutputError, TraceError
+from sgl_eagle_harness.ordinary_trace import OrdinaryStep, write_ordinary_shard
+from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
+from sgl_eagle_harness.trace_store import SHARD_SUFFIX, write_dense_shard
+
+logger = logging.getLogger(__name__)
+
+ROWS_PER_SHARD = 20_000
+SECONDS_PER_SHARD = 5.0
+"""Finished requests wait at most so long for their shard: what a killed server may lose."""
+IDLE_REQUEST_S = 600.0
+"""A request without a step for so long has ended without a word."""
+
+
+@dataclass(kw_only=True)
+class _Running:
+    started: RequestStarted
+    seen: float
+    steps: list[RecordedStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What all requests of one shard have in common."""
+
+    sampling: SamplingParams
+    prompts: str
+    forced: bool
+
+
+@dataclass(kw_only=True)
+class _Waiting:
+    """Finished requests on their way into one shard."""
+
+    since: float
+    num_rows: int = 0
+    steps: list[OrdinaryStep] = field(default_factory=list)
+    prompts: list[PromptTrace] = field(default_factory=list)
+
+
+class TraceFiles:
+    """Shards of one recording.
+
+    A shard is written whole or not at all, so every file in the folder can be read whatever
+    happens to the server.
+
+    Attributes:
+        num_shards: Written so far.
+    """
+
+    def __init__(
+        self, folder: Path, header: TraceHeader, *, stem: str, now: Callable[[], float]
+    ) -> None:
+        """Open the recording; nothing is written yet.
+
+        Args:
+            folder: For the shards.
+            header: Provenance; sampling, prompts and forced continuation are set for each shard.
+            stem: First part of file names, unique among the recordings of the folder.
+            now: Seconds on a clock that never goes back.
+        """
+        self._folder, self._header, self._stem, self._now = folder, header, stem, now
+        self._running: dict[str, _Running] = {}
+        self._waiting: dict[_Kind, _Waiting] = {}
+        self._prompt_ids: set[str] = set()
+        self.num_shards = 0
+
+    def take(self, message: Message) -> None:
+        """Keep one message.
+
+        Args:
+            message: In the order in which the server sent them.
+        """
+        now = self._now()
+        if isinstance(message, RequestStarted):
+            self._running[message.rid] = _Running(started=message, seen=now)
+        elif isinstance(message, StepRows):
+            for rid, step in zip(message.rids, split_rows(message), strict=True):
+                if rid in self._running:
+                    self._running[rid].steps.append(step)
+                    self._running[rid].seen = now
+        elif isinstance(message, RequestEnded) and message.rid in self._running:
+            self._finish(self._running.pop(message.rid))
+
+    def rotate(self) -> None:
+        """Write the shards that are full or old enough."""
+        now = self._now()
+        for rid in [r for r, run in self._running.items() if now - run.seen > IDLE_REQUEST_S]:
+            self._finish(self._running.pop(rid))
+        for kind, waiting in list(self._waiting.items()):
+            old = now - waiting.since >= SECONDS_PER_SHARD
+            if old or waiting.num_rows >= ROWS_PER_SHARD:
+                self._write(kind, self._waiting.pop(kind))
+
+    def close(self) -> None:
+        """Write everything, unfinished requests included."""
+        while self._running:
+            self._finish(self._running.popitem()[1])
+        while self._waiting:
+            self._write(*self._waiting.popitem())
+
+    def _finish(self, run: _Running) -> None:
+        if not run.steps:
+            return
+        started = run.started
+        text = [int(token) for step in run.steps for token in step.emitted]
+        forced = bool(started.ends_at.intersection(text[:-1]))
+        kind = _Kind(sampling=started.sampling, prompts=started.prompts, forced=forced)
+        waiting = self._waiting.setdefault(kind, _Waiting(since=self._now()))
+        if self._header.kind == "ordinary":
+            waiting.steps += [
+                ordinary_step(step, prompt_id=started.prompt_id, workload=started.workload)
+                for step in run.steps
+            ]
+            waiting.num_rows += len(run.steps)
+            return
+        steps = contiguous_part(run.steps, self._header.topk)
+        if len(steps) < len(run.steps):
+            logger.warning(
+                "SGL_EAGLE keeps %d of %d positions of %s: a tree is missing",
+                *(len(steps), len(run.steps), started.prompt_id),
+            )
+        if steps:
+            prompt_id = self._unique(started)
+            prompt = dense_prompt(steps, prompt_id=prompt_id, workload=started.workload)
+            waiting.prompts.append(prompt)
+            waiting.num_rows += len(steps)
+
+    def _unique(self, started: RequestStarted) -> str:
+        taken = started.prompt_id in self._prompt_ids
+        prompt_id = f"{started.prompt_id}~{started.rid}" if taken else started.prompt_id
+        self._prompt_ids.add(prompt_id)
+        return prompt_id
+
+    def _write(self, kind: _Kind, waiting: _Waiting) -> None:
+        if not waiting.num_rows:
+            return
+        path = self._folder / f"{self._stem}-{self.num_shards:05d}{SHARD_SUFFIX}"
+        header = self._header.model_copy(
+            update={
+                "sampling": kind.sampling,
+                "prompts": PromptSource.model_validate({"kind": kind.prompts, "files": ()}),
+                "forced_continuation": kind.forced,
+            }
+        )
+        try:
+            if header.kind == "ordinary":
+                write_ordinary_shard(path, header, waiting.steps)
+            else:
+                write_dense_shard(path, header, waiting.prompts)
+        except (TraceError, OutputError):
+            logger.exception("SGL_EAGLE loses %d rows of its trace", waiting.num_rows)
+            return
+        self.num_shards += 1

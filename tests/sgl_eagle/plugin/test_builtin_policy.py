@@ -1,0 +1,83 @@
+"""The policy of a server without a policy file."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_server import FakeServer, measure
+
+from sgl_eagle.plugin.builtin_policy import (
+    UnmeasuredPolicy,
+    builtin_policy,
+    builtin_sizes,
+    load_prior,
+)
+from sgl_eagle.plugin.profile_grid import ProfileGrid
+from sgl_eagle.plugin.server_profile import probe_policy
+from sgl_eagle_harness.errors import CalibrationError
+from sgl_eagle_harness.types import BatchContext, TreeLimits
+
+LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=12)
+
+
+@pytest.fixture
+def costs():
+    grid = ProfileGrid(
+        batch_sizes=(1, 8), num_tokens=builtin_sizes(LIMITS), context_lens=(1, 512), width=4
+    )
+    table, _ = measure(FakeServer(), grid=grid)
+    return replace(table, decide_us=5.0, verify_select_us=5.0)
+
+
+def make_batch(batch_size):
+    ones = np.ones(batch_size, np.int64)
+    return BatchContext(batch_size=batch_size, context_len=100 * ones, num_pending=ones)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(2, (1, 2)), (12, (1, 2, 4, 8, 12)), (16, (1, 2, 4, 8, 16))]
+)
+def test_sizes_are_powers_of_two_and_the_limit(largest, sizes):
+    limits = TreeLimits(num_steps=5, topk=4, num_draft_tokens=largest)
+    assert builtin_sizes(limits) == sizes
+    assert UnmeasuredPolicy(limits=limits).verify_sizes == sizes
+
+
+def test_the_shipped_prior_is_a_fit_and_serves_every_branching():
+    prior = load_prior()
+    assert prior.num_positions > 1000
+    assert len(prior.workloads) == 5
+    assert [prior.continuation_for(topk).topk for topk in (2, 3, 4, 8, 10)] == [2, 4, 4, 8, 8]
+    for model in prior.continuations:
+        assert len(model.ranked_probs) == len(model.ratios)
+
+
+def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
+    policy = builtin_policy(LIMITS, costs, load_prior(), largest_batch=8)
+    assert policy.name == "online-price-5-4-12"
+    assert policy.limits == LIMITS
+    plain = 8 / float(costs.decode_us(8, 256))
+    assert policy.price_tok_per_us(8) > plain
+    assert policy.price_tok_per_us(8) > policy.price_tok_per_us(1)
+    assert policy.should_speculate(make_batch(8)).all()
+
+
+def test_where_verification_is_dear_it_decodes_plainly(costs):
+    steep = replace(costs.target, us=costs.target.us * costs.target.num_tokens[None, :, None] ** 2)
+    policy = builtin_policy(LIMITS, replace(costs, target=steep), load_prior(), largest_batch=8)
+    assert not policy.should_speculate(make_batch(1)).any()
+
+
+def test_a_damaged_prior_names_its_file(tmp_path):
+    (tmp_path / "prior.json").write_text('{"schema_version": 1}')
+    with pytest.raises(CalibrationError, match=r"prior\.json: target: Field required"):
+        load_prior(tmp_path / "prior.json")
+
+
+@pytest.mark.parametrize(("num_tokens", "depth"), [(2, 2), (5, 2), (12, 2), (21, 2), (22, 3)])
+def test_probes_are_as_shallow_as_their_size_allows(num_tokens, depth):
+    limits = TreeLimits(num_steps=5, topk=4, num_draft_tokens=32)
+    probe = probe_policy(limits, num_tokens)
+    assert probe.limits == TreeLimits(num_steps=depth, topk=4, num_draft_tokens=num_tokens)
+    assert probe.should_speculate(make_batch(3)).all()
+    assert not probe_policy(limits, 1).should_speculate(make_batch(3)).any()

@@ -1,0 +1,196 @@
+"""Steps are counted, learnt from and timed once their outcome is on the host."""
+
+import logging
+
+import numpy as np
+import pytest
+from fake_requests import FakeRequest, make_result, two_level_trees
+
+from sgl_eagle.plugin.metrics_export import describe_report
+from sgl_eagle.plugin.node_learner import NodeLearner
+from sgl_eagle.plugin.observer import StepObserver
+from sgl_eagle.plugin.round_clock import RoundClock
+
+
+class Recorder:
+    """A listener, and a policy that learns, which keep what they are told."""
+
+    def __init__(self):
+        self.steps, self.forgotten, self.nodes, self.rows = [], [], [], []
+
+    def observe(self, step):
+        self.steps.append(step)
+
+    def forget(self, rid):
+        self.forgotten.append(rid)
+
+    def observe_nodes(self, depths, path_log_confidence, accepted):
+        self.nodes.append((depths.tolist(), path_log_confidence, accepted.tolist()))
+
+    def observe_step(self, rows):
+        self.rows.append(rows)
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def make_observer(*listeners, now=None, reports=None, dropped_ct=lambda: 0):
+    return StepObserver(
+        clock=RoundClock(),
+        listeners=listeners,
+        gauges=lambda batch_size: {"price_tok_per_us": 0.001 * batch_size},
+        export=[].append if reports is None else reports.append,
+        dropped_ct=dropped_ct,
+        now=now or Clock(),
+    )
+
+
+def run_step(observer, requests, emitted, drafted=None):
+    if drafted is not None:
+        observer.drafted(drafted)
+    observer.launched(requests, make_result(emitted))
+    observer.completed(len(requests))
+    for request, tokens in zip(requests, emitted, strict=True):
+        request.output_ids += tokens
+
+
+def test_counts_of_a_speculative_and_a_plain_step():
+    observer = make_observer()
+    requests = [FakeRequest("a"), FakeRequest("b")]
+    run_step(observer, requests, [[10, 20, 5], [9]], two_level_trees(2))
+    run_step(observer, requests, [[4], [4]])
+    counts = observer.counts
+    assert (counts.step_ct, counts.row_ct, counts.speculated_ct) == (2, 4, 2)
+    assert (counts.drafted_ct, counts.proposed_ct, counts.correct_ct) == (12, 6, 2)
+    assert counts.verify_size_ct == {4: 2, 1: 2}
+    assert counts.depth_ct == {2: 2, 0: 2}
+
+
+def test_requests_that_have_ended_do_not_count():
+    observer, seen = make_observer(), Recorder()
+    observer = make_observer(seen)
+    requests = [FakeRequest("a"), FakeRequest("b", over=True), FakeRequest("c", is_retracted=True)]
+    run_step(observer, requests, [[10, 5], [10, 20, 5], [9]], two_level_trees(3))
+    assert (observer.counts.row_ct, observer.counts.correct_ct) == (1, 1)
+    assert seen.steps[0].counted.tolist() == [True, False, False]
+
+
+def test_under_overlap_outcomes_belong_to_the_step_that_was_launched_first():
+    seen = Recorder()
+    observer = make_observer(seen)
+    first, second = [FakeRequest("a")], [FakeRequest("a"), FakeRequest("b")]
+    observer.drafted(two_level_trees(1))
+    observer.launched(first, make_result([[10, 5]]))
+    observer.launched(second, make_result([[6], [7]]))
+    observer.completed(1)
+    observer.completed(2)
+    assert [step.batch_size for step in seen.steps] == [1, 2]
+    assert seen.steps[0].drafted is not None
+    assert seen.steps[1].drafted is None
+    assert seen.steps[1].emitted[:, 0].tolist() == [6, 7]
+
+
+def test_a_step_that_does_not_fit_is_not_learnt_from(caplog):
+    seen = Recorder()
+    observer = make_observer(seen)
+    observer.launched([FakeRequest("a")], make_result([[5]]))
+    with caplog.at_level(logging.WARNING):
+        observer.completed(3)
+    assert "lost track of its steps" in caplog.text
+    assert seen.steps == []
+    run_step(observer, [FakeRequest("b")], [[5]])
+    assert len(seen.steps) == 1
+
+
+def test_time_between_steps_counts_unless_a_prefill_ran():
+    seen, now = Recorder(), Clock()
+    observer = make_observer(seen, now=now)
+    request = FakeRequest("a")
+    for prefilled in (True, False, True, False):
+        if prefilled:
+            observer.prefilled()
+        now.seconds += 0.01
+        run_step(observer, [request], [[5]])
+    elapsed = [step.elapsed_us for step in seen.steps]
+    assert elapsed == [None, pytest.approx(1e4), None, pytest.approx(1e4)]
+
+
+def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
+    policy = Recorder()
+    observer = make_observer(NodeLearner(policy))
+    request = FakeRequest("a")
+    # Verified: 10, 11 and 20. The target goes on with 11 and then with 31, which was pruned.
+    run_step(observer, [request], [[11, 31]], two_level_trees(1))
+    ((depths, logs, accepted),) = policy.nodes
+    assert depths == [1, 1, 2, 2, 2, 2]
+    assert accepted == [0, 1, 0, 0, 0, 1]
+    assert logs == pytest.approx(np.log([0.6, 0.3, 0.36, 0.18, 0.18, 0.09]), abs=1e-5)
+    # Here the step emits one token; the second, from a plain step, settles the tree.
+    run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
+    assert len(policy.nodes) == 1
+    run_step(observer, [request], [[21]])
+    assert policy.nodes[1][2] == [1, 0, 0, 1, 0, 0]
+    assert [rows.num_draft_tokens.tolist() for rows in policy.rows] == [[4], [1], [1]]
+
+
+def test_what_a_text_does_not_reach_has_no_outcome():
+    policy = Recorder()
+    observer = make_observer(NodeLearner(policy))
+    request = FakeRequest("a")
+    run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
+    observer.finished("a")
+    ((depths, _, accepted),) = policy.nodes
+    assert (depths, accepted) == ([1, 1], [1, 0])
+    observer.finished("a")
+    assert len(policy.nodes) == 1
+
+
+def test_every_request_has_its_turn():
+    policy = Recorder()
+    observer = make_observer(NodeLearner(policy))
+    requests = [FakeRequest(name) for name in "abc"]
+    for _ in range(6):
+        run_step(observer, requests, [[10, 20], [11, 30], [12, 9]], two_level_trees(3))
+    outcomes = [tuple(accepted) for _, _, accepted in policy.nodes]
+    assert len(outcomes) == 6
+    assert set(outcomes) == {(1, 0, 1, 0, 0, 0), (0, 1, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0)}
+
+
+def test_reports_hold_what_happened_since_the_last():
+    reports, now, dropped = [], Clock(), [0]
+    observer = make_observer(now=now, reports=reports, dropped_ct=lambda: dropped[0])
+    requests = [FakeRequest("a"), FakeRequest("b")]
+    run_step(observer, requests, [[10, 5], [5]], two_level_trees(2))
+    assert reports == []
+    now.seconds, dropped[0] = 2.0, 3
+    run_step(observer, requests, [[10, 5], [11, 5]], two_level_trees(2))
+    observer.finished("a")
+    assert [report.counts.step_ct for report in reports] == [2, 0]
+    assert [report.dropped_ct for report in reports] == [3, 0]
+    observer.switched(2)
+    observer.publish()
+    assert reports[-1].counts.tier_switch_ct == 2
+    assert reports[0].counts.accept_length == pytest.approx(7 / 4)
+    assert reports[0].gauges == {"price_tok_per_us": 0.002}
+
+
+def test_the_log_line_says_what_a_step_did():
+    reports, now = [], Clock()
+    observer = make_observer(now=now, reports=reports)
+    assert describe_report_of(observer, reports) == "no decode step"
+    run_step(observer, [FakeRequest("a"), FakeRequest("b")], [[10, 5], [5]], two_level_trees(2))
+    line = describe_report_of(observer, reports)
+    assert line.startswith(
+        "accept length 1.50; kept 0.50 of 3.00 proposed and 6.0 drafted a pass; verify size 4.0; "
+        "depth 2.0; batch 2.0; plain 0%; 0 tier switches; price 2000.0 tok/s"
+    )
+
+
+def describe_report_of(observer, reports):
+    observer.publish()
+    return describe_report(reports[-1])

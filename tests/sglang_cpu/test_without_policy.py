@@ -1,0 +1,128 @@
+"""A server without a policy file measures, adapts, counts and records: one for all tests."""
+
+import re
+import time
+
+import pytest
+
+from sgl_eagle_harness.cost_file import load_cost_file
+from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+LIMITS = ("--speculative-num-steps", "3", "--speculative-num-draft-tokens", "8")
+WORKLOADS = ("code", "chat")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return tmp_path_factory.mktemp("costs"), tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture(scope="module")
+def server(fork_server, pair, folders, tmp_path_factory):
+    costs, traces = folders
+    flags = ("--sgl-eagle-cost-cache", str(costs), "--sgl-eagle-record", str(traces))
+    log = tmp_path_factory.mktemp("server") / "log"
+    with fork_server.serve(pair, log, *LIMITS, *flags, "--enable-metrics") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def answers(server, completions):
+    """Every prompt once, labelled."""
+    found = []
+    for index, (prompt, _) in enumerate(completions):
+        label = {"workload": WORKLOADS[index % 2], "prompt_id": f"prompt-{index}"}
+        found.append(server.complete(prompt, custom_params={"sgl_eagle": label}))
+    return found
+
+
+def read_metrics(server):
+    with server.open("/metrics") as response:
+        text = response.read().decode()
+    values = {}
+    for line in text.splitlines():
+        match = re.match(r"(sgl_eagle:\w+)(\{.*\})? (\S+)$", line)
+        if match:
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+            labels.pop("pid", None)
+            labels.pop("model_name", None)
+            key = (match[1].removeprefix("sgl_eagle:"), *labels.values())
+            values[key] = values.get(key, 0.0) + float(match[3])
+    return values
+
+
+def test_greedy_output_is_the_targets_own(server, answers, completions):
+    assert [answer["output_ids"] for answer in answers] == [wanted for _, wanted in completions]
+    prompts = [prompt for prompt, _ in completions]
+    together = server.complete_all(prompts, concurrency=8)
+    assert [answer["output_ids"] for answer in together] == [wanted for _, wanted in completions]
+    assert "serves policy online-price-3-4-8 at its own costs" in server.log.read_text()
+
+
+def test_costs_are_measured_up_to_the_servers_limits_and_kept(server, folders):
+    (path,) = folders[0].glob("*.json")
+    table = load_cost_file(path).to_table()
+    assert table.setup.engine == "sglang"
+    assert table.extends_every_step
+    assert table.target.num_tokens.tolist() == [1, 2, 4, 8]
+    assert (table.target.batch_size[-1], table.target.context_len[-1]) == (8, 512)
+    assert table.verify_us(8, 8, 512) > table.decode_us(1, 1)
+    measured = re.search(r"measured its costs in ([0-9.]+) s", server.log.read_text())
+    assert float(measured[1]) < 40
+
+
+def test_metrics_add_up_to_what_clients_were_told(server, answers):
+    del answers
+    before = read_metrics(server)
+    steps = tokens = correct = 0
+    for seed in range(3):
+        answer = server.complete([5 + seed, 9, 300], max_new_tokens=20)
+        steps += answer["meta_info"]["spec_verify_ct"]
+        correct += answer["meta_info"]["spec_num_correct_drafts"]
+    found = {key: value - before.get(key, 0.0) for key, value in read_metrics(server).items()}
+    tokens = steps + correct
+    assert found["steps_total",] == steps
+    assert found["accept_tokens_total",] == tokens
+    assert found["correct_drafts_total",] == correct
+    passes = {k: v for k, v in found.items() if k[0] == "verify_passes_total"}
+    assert sum(passes.values()) == steps
+    for name in ("verify_size_passes_total", "draft_depth_passes_total"):
+        assert sum(v for k, v in found.items() if k[0] == name) == steps
+    assert found["drafted_nodes_total",] >= found["proposed_drafts_total",] >= correct
+    now = read_metrics(server)
+    assert now["price_tok_per_us",] > 0
+    assert now["observed_nodes",] > 0
+    stages = {key[1] for key in now if key[0] == "host_stage_seconds_total"}
+    assert {"draft", "decide", "verify", "extend"} <= stages
+
+
+def test_an_ordinary_trace_holds_every_step_with_its_label(answers, completions, folders):
+    deadline = time.monotonic() + 30
+    wanted = {f"prompt-{index}" for index in range(len(completions))}
+    steps = {}
+    while time.monotonic() < deadline and set(steps) < wanted:
+        time.sleep(0.5)
+        steps = {}
+        if any(folders[1].glob("*.parquet")):
+            header, rows = read_ordinary_trace(folders[1])
+            for row in rows:
+                if row.prompt_id in wanted:
+                    steps.setdefault(row.prompt_id, []).append(row)
+    assert header.censored
+    assert header.sampling.temperature == 0
+    for index, ((prompt, text), answer) in enumerate(zip(completions, answers, strict=True)):
+        rows = steps[f"prompt-{index}"]
+        assert {row.workload for row in rows} == {WORKLOADS[index % 2]}
+        assert len(rows) == answer["meta_info"]["spec_verify_ct"]
+        position = 1  # the first token comes from prefill
+        for row in rows:
+            assert row.position == position
+            assert row.context_len == len(prompt) + position - 1
+            assert row.tokens[0] == text[position - 1]
+            emitted = [*row.tokens[row.accepted].tolist(), row.bonus_token]
+            rest = text[position:]
+            assert emitted[: len(rest)] == rest[: len(emitted)]
+            position += row.num_accept_tokens
+        assert position >= len(text)
