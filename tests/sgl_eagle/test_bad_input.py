@@ -174,7 +174,7 @@ def test_impossible_trees_name_the_largest_legal_value(work, refused, name, mess
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (shutil.rmtree, "--target must be 'smollm2' or a directory with config.json, got "),
+        (shutil.rmtree, "--target must be 'smollm2', a directory with config.json or a .gguf file"),
         (lambda path: truncate(path / "model.safetensors"), "cannot load a target from "),
         (lambda path: truncate(path / "config.json"), "cannot load a target from "),
         (lambda path: (path / "tokenizer.json").unlink(), "cannot load a target from "),

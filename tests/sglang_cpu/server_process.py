@@ -21,6 +21,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 START_TIMEOUT_S = 180
+ANSWER_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 10
 COMPLETION_LENGTH = 32
 CONTEXT_LENGTH = 512
@@ -56,7 +57,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
-        return urllib.request.urlopen(request, timeout=120)
+        return urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S)
 
     def complete(self, prompt: list[int], **sampling: Any) -> dict[str, Any]:
         parameters = {
@@ -134,20 +135,24 @@ class ForkServer:
             return json.load(answer)
 
     @contextmanager
-    def serve(self, models: Path, log: Path, *flags: str, **variables: str) -> Iterator[Server]:
+    def serve(
+        self, models: Path, log: Path, *flags: str, fault: str | None = None, **variables: str
+    ) -> Iterator[Server]:
         """Run a server until the block ends.
 
         Args:
             models: Folder with `target` and `draft`.
             log: File for its output.
             *flags: Added to the command.
+            fault: Function of `broken_mask` that spoils the server first.
             **variables: Added to the environment.
 
         Yields:
             The server, healthy.
         """
         port = _free_port()
-        pid = self._start(models, log, ("--port", str(port), *flags), variables)
+        command = [*serving_flags(models, port), *self._attention, *flags]
+        pid = self._start(command, log, variables, fault)
         server = Server(url=f"http://127.0.0.1:{port}", log=log)
         try:
             self._wait_until_healthy(server, pid)
@@ -169,7 +174,8 @@ class ForkServer:
         Returns:
             Its output.
         """
-        pid = self._start(models, log, ("--port", str(_free_port()), *flags), variables)
+        command = [*serving_flags(models, _free_port()), *self._attention, *flags]
+        pid = self._start(command, log, variables, None)
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             while self._exit_code(pid) is None:
@@ -181,10 +187,10 @@ class ForkServer:
         return log.read_text(encoding="utf-8", errors="replace")
 
     def _start(
-        self, models: Path, log: Path, flags: tuple[str, ...], variables: dict[str, str]
+        self, command: list[str], log: Path, variables: dict[str, str], fault: str | None
     ) -> int:
-        command = [*serving_flags(models), *self._attention, *flags]
-        return int(self._ask({"serve": command, "variables": variables, "log": str(log)})["pid"])
+        request = {"serve": command, "variables": variables, "log": str(log), "fault": fault}
+        return int(self._ask(request)["pid"])
 
     def _exit_code(self, pid: int) -> int | None:
         return self._ask({"poll": pid})["exit_code"]
@@ -218,7 +224,7 @@ class ForkServer:
         return json.loads(answer)
 
 
-def serving_flags(models: Path) -> list[str]:
+def serving_flags(models: Path, port: int) -> list[str]:
     return [
         *("--model-path", str(models / "target"), "--device", "cpu", "--dtype", "float32"),
         *("--speculative-algorithm", "SGL_EAGLE"),
@@ -226,6 +232,7 @@ def serving_flags(models: Path) -> list[str]:
         *("--disable-cuda-graph", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
         *("--max-total-tokens", "4096", "--context-length", str(CONTEXT_LENGTH)),
         *("--max-running-requests", str(MAX_RUNNING_REQUESTS), "--host", "127.0.0.1"),
+        *("--port", str(port)),
     ]
 
 

@@ -20,6 +20,7 @@ COMMANDS = (
     "validate",
     "train",
     "head",
+    "export",
     "serve",
 )
 """In the order in which `sgl-eagle --help` lists them: `sgl_eagle.cli.<name>` holds each."""

@@ -5,15 +5,11 @@ for one with AMX and leave its native layers.
 """
 
 import ctypes
-import os
 
 import torch
 
 TREE_ALONE, PREFIX_AND_TREE = 1, 0
 """Layouts of a tree mask, as SGLang numbers them."""
-
-BROKEN_TREE_MASK = "SGL_EAGLE_TEST_BROKEN_TREE_MASK"
-"""If set, nodes of a tree see all nodes before them: a test must notice."""
 
 
 def _spans(*columns):
@@ -179,8 +175,6 @@ def extend_attention_cpu(q, _k, _v, out, key_buffer, value_buffer, *arguments):
         is_causal,
     ) = _drop_scales(arguments)
     _require_plain(logit_cap, is_cross, window, sinks)
-    if tree_mask is not None and BROKEN_TREE_MASK in os.environ:
-        tree_mask = None
     offset = 0
     for row, length, count, start in _spans(pool_rows, seq_lens, extend_lens, starts):
         slots = req_to_token[row, :length].long()
