@@ -134,6 +134,7 @@ def builtin_policy(
         calibration=prior.calibration,
         continuation=continuation,
         costs=costs,
+        rows_share_rounds=True,
     )
     edges = tuple(2**power for power in range(largest_batch.bit_length()))
     longest = int(costs.target.context_len[-1])

@@ -78,8 +78,9 @@ def _fill_token_table(worker: Any, batch_size: int, context_len: int) -> int:
     room = max(branches, int(worker.speculative_num_draft_tokens))
     length = max(1, min(context_len, int(table.shape[1]) - room))
     filled = length + room
-    slots = torch.arange(batch_size * filled, device=table.device) % num_slots + 1
-    table[1 : batch_size + 1, :filled] = slots.view(batch_size, filled).to(table.dtype)
+    columns = torch.arange(filled, device=table.device, dtype=table.dtype)
+    for row in range(batch_size):  # all at once would take as much memory again as the table
+        table[row + 1, :filled] = (columns + row * filled % num_slots) % num_slots + 1
     return length
 
 

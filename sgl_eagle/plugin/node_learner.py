@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +45,7 @@ class NodeLearner:
         """
         self._policy = policy
         self._turn = 0
-        self._waiting: defaultdict[str, list[_WaitingTree]] = defaultdict(list)
+        self._waiting: dict[str, list[_WaitingTree]] = {}
 
     def observe(self, step: FinishedStep) -> None:
         """Learn from one step.
@@ -55,16 +54,14 @@ class NodeLearner:
             step: Its tokens have not been added to the requests yet.
         """
         rows = np.flatnonzero(step.counted)
-        for row in rows.tolist():
-            request = step.requests[row]
-            if waiting := self._waiting.get(request.rid):
-                newest = step.emitted[row, : step.num_accept_tokens[row]]
-                self._settle(request.rid, waiting, newest)
         if step.drafted is not None and len(rows):
             self._turn += 1
             row = int(rows[self._turn % len(rows)])
-            newest = step.emitted[row, : step.num_accept_tokens[row]]
-            self._follow(step.requests[row], step.drafted.trees, row, newest)
+            self._follow(step.requests[row], step.drafted.trees, row)
+        for row in rows.tolist():
+            rid = step.requests[row].rid
+            if rid in self._waiting:
+                self._settle(rid, step.emitted[row, : step.num_accept_tokens[row]])
         self._policy.observe_step(
             VerifiedRows(
                 batch_size=step.batch_size,
@@ -85,7 +82,7 @@ class NodeLearner:
         for tree in self._waiting.pop(rid, ()):
             self._learn(tree, completion_tokens(tree.request, tree.start))
 
-    def _follow(self, request: Any, trees: CandidateTrees, row: int, newest: IntArray) -> None:
+    def _follow(self, request: Any, trees: CandidateTrees, row: int) -> None:
         nodes = np.flatnonzero(trees.valid[row])
         if not len(nodes):
             return
@@ -99,22 +96,19 @@ class NodeLearner:
             depths=trees.depths[nodes],
             path_log_confidence=trees.path_log_confidence[row, nodes],
         )
-        self._waiting[request.rid].append(tree)
-        self._settle(request.rid, self._waiting[request.rid][-1:], newest)
+        self._waiting.setdefault(request.rid, []).append(tree)
 
-    def _settle(self, rid: str, waiting: list[_WaitingTree], newest: IntArray) -> None:
-        done = []
-        for tree in waiting:
-            known = completion_length(tree.request) - tree.start + len(newest)
-            if known >= tree.reach:
-                text = np.concatenate([completion_tokens(tree.request, tree.start), newest])
-                self._learn(tree, text)
-                done.append(tree)
-        if done:
-            left = [tree for tree in self._waiting[rid] if all(tree is not each for each in done)]
-            self._waiting[rid] = left
-            if not left:
-                del self._waiting[rid]
+    def _settle(self, rid: str, newest: IntArray) -> None:
+        # Learns from the trees of a request that its text reaches with the newest tokens.
+        still_waiting = []
+        for tree in self._waiting.pop(rid):
+            if completion_length(tree.request) - tree.start + len(newest) < tree.reach:
+                still_waiting.append(tree)
+                continue
+            text = np.concatenate([completion_tokens(tree.request, tree.start), newest])
+            self._learn(tree, text)
+        if still_waiting:
+            self._waiting[rid] = still_waiting
 
     def _learn(self, tree: _WaitingTree, text: IntArray) -> None:
         accepted = spell_path(tree.tokens, tree.parents, tree.depths, text)

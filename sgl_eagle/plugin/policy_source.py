@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from sgl_eagle.plugin.builtin_policy import UnmeasuredPolicy
 from sgl_eagle.plugin.server_flags import PluginSettings, read_settings
@@ -41,7 +42,10 @@ def choose_policy(limits: TreeLimits, settings: PluginSettings) -> SpecPolicy:
     if settings.records_dense:
         return RecordingPolicy(num_steps=limits.num_steps, beams=(limits.topk,))
     policy = startup_policy()
-    return UnmeasuredPolicy(limits=limits) if policy is None else policy
+    if policy is None:
+        return UnmeasuredPolicy(limits=limits)
+    # All requests of a batch are drafted for and verified at once, at one size.
+    return replace(policy, rows_share_rounds=True) if isinstance(policy, PricePolicy) else policy
 
 
 def require_within(policy: TreeLimits, server: TreeLimits) -> None:

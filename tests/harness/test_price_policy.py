@@ -208,6 +208,64 @@ def test_a_batch_shares_the_time_of_a_step():
     ).sum()
 
 
+@given(seed=st.integers(0, 3000), which=st.integers(0, 3), price=prices)
+@settings(max_examples=40, deadline=None)
+def test_rows_that_share_rounds_take_the_size_that_is_best_for_their_sum(seed, which, price):
+    policy = make_policy(
+        price_tok_per_us=price, calibration=some_maps()[which], rows_share_rounds=True
+    )
+    batch = make_batch(4, batch_size=4)
+    trees = grow_trees(RandomDrafter(seed, 4), make_policy(rules=ALL_OFF), batch)
+    columns = policy.select_verify(trees, batch)
+    assert_closed_under_parents(trees, columns)
+    probs = np.where(trees.valid, accept_probs(policy, trees), 0.0)
+    falling = -np.sort(-probs, axis=1)
+    worth = {
+        size: falling[:, : size - 1].sum() - price * float(policy.costs.verify_us(4, size, 100))
+        for size in policy.verify_sizes
+    }
+    verified = [int((row != NO_NODE).sum()) for row in columns]
+    taken = next(size for size in policy.verify_sizes if size > max(verified))
+    assert worth[taken] == pytest.approx(max(worth.values()), abs=1e-5)
+    for row, count in enumerate(verified):
+        assert count == min(taken - 1, int(trees.valid[row].sum()))
+
+
+def test_a_level_that_no_row_could_pay_alone_is_drafted_if_they_pay_together():
+    # Four rows would each pay a quarter of the step; what they gain together is what counts.
+    flat = {"target": (1000.0, 0.0), "draft": (100.0, 0.0), "batches": (1, 16)}
+    batch = make_batch(4, batch_size=4)
+    root = np.full((4, 1), NO_NODE)
+    drafter = RandomDrafter(3, 4)
+    trees = CandidateTrees.empty(4).append(root, drafter.expand_root(3))
+    counts = {}
+    for shared in (False, True):
+        policies = [
+            make_policy(costs=make_table(**flat), price_tok_per_us=1 / us, rows_share_rounds=shared)
+            for us in range(10, 400, 10)
+        ]
+        counts[shared] = [
+            int((policy.select_frontier(trees, batch) != NO_NODE).any(axis=1).sum())
+            for policy in policies
+        ]
+    # Alone, rows drop out one by one as time gets dearer; together, all go on or none.
+    assert set(counts[True]) == {0, 4}
+    assert not set(counts[False]) <= {0, 4}
+
+
+@given(seed=st.integers(0, 3000), price=prices)
+@settings(max_examples=30, deadline=None)
+def test_a_batch_of_one_decides_alike_either_way(seed, price):
+    batch = make_batch(1)
+    alone, shared = (
+        make_policy(price_tok_per_us=price, rows_share_rounds=share) for share in (False, True)
+    )
+    trees = grow_trees(RandomDrafter(seed, 1), alone, batch)
+    same = grow_trees(RandomDrafter(seed, 1), shared, batch)
+    assert np.array_equal(trees.tokens, same.tokens)
+    assert np.array_equal(alone.select_verify(trees, batch), shared.select_verify(same, batch))
+
+
 def test_tier_follows_cost():
     cheap = make_policy(costs=make_table(draft=(50.0, 1.0), target=(1000.0, 1.0)))
     dear_costs = make_table(extend=(900.0, 1.0), target=(1000.0, 400.0))

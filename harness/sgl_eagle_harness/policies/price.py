@@ -3,7 +3,8 @@
 Source: Dinkelbach's transform of tokens per second; `harness/README.md` derives it.
 
 A batch of R requests shares the time of a step, so each row pays one R-th of it. Rows decide for
-themselves, and none waits for another: sizes are per request.
+themselves, and none waits for another: sizes are per request, unless the engine drafts and verifies
+all of a batch alike (`rows_share_rounds`).
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ class PricePolicy:
         calibration: From path confidence to acceptance probability.
         continuation: Forecast of the next level, for at least `topk` children.
         costs: Measured latencies.
+        rows_share_rounds: Whether the rows are one batch of an engine that drafts for all of them
+            at once and pads their trees to one verify size, so that they decide together. Rows of
+            a replay are positions, and decide alone.
         limits: Depth, branching and the largest verify size; derived.
     """
 
@@ -111,6 +115,7 @@ class PricePolicy:
     continuation: ContinuationModel
     costs: CostTable
     forecast_scale: float = 1.0
+    rows_share_rounds: bool = False
     limits: TreeLimits = field(init=False)
     _memo_key: object = field(default_factory=object, init=False, repr=False, compare=False)
     _sizes: IntArray = field(init=False, repr=False, compare=False)
@@ -232,6 +237,8 @@ class PricePolicy:
             return np.empty((trees.num_rows, 0), np.int64)
         scored = self._score(trees)
         values = size_values(scored.best, self._sizes, self._prices(trees, batch).verify)
+        if self.rows_share_rounds:
+            values = np.broadcast_to(values.sum(axis=0), values.shape)
         num_nodes = self._sizes[values.argmax(axis=1)] - 1
         order = take_best(rank_probs(scored.probs, trees.valid), int(num_nodes.max(initial=0)))
         kept = np.arange(order.shape[1]) < num_nodes[:, None]
@@ -284,6 +291,12 @@ class PricePolicy:
         children = forecast_children(self._ratios, self._edges, depth, probs).astype(np.float32)
         gains = forecast_gain(best, children, self._widths, self._sizes, prices.verify[rows])
         gains = self.forecast_scale * gains
+        if self.rows_share_rounds:
+            total = np.maximum(gains, 0.0).sum(axis=0, keepdims=True)
+            price = prices.draft.sum(axis=0, keepdims=True)
+            chosen = choose_width(total, price, may_stop=self.rules.stop)
+            width = np.where(chosen < 0, 0, self._widths[chosen])
+            return np.where(gains.max(axis=1) > 0, width, 0) if self.rules.stop else width
         chosen = choose_width(gains, prices.draft[rows], may_stop=self.rules.stop)
         return np.where(chosen < 0, 0, self._widths[chosen])
 
