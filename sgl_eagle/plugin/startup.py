@@ -9,6 +9,7 @@ from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 from typing import Any
 
+from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import UnmeasuredPolicy, builtin_policy, load_prior
 from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
 from sgl_eagle.plugin.node_learner import NodeLearner
@@ -79,9 +80,9 @@ def make_observer(
         settings: What the flags said.
 
     Returns:
-        An observer that counts, and learns or records where that is asked for.
+        An observer that counts and warns, and learns or records where that is asked for.
     """
-    listeners: list[StepListener] = []
+    listeners: list[StepListener] = [AcceptAlarm()]
     if isinstance(policy, OnlinePricePolicy):
         listeners.append(NodeLearner(policy))
     recorder = None

@@ -42,6 +42,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         model_config = target_worker.model_runner.model_config
         check_draft(
             Path(server_args.speculative_draft_model_path),
+            target=Path(server_args.tokenizer_path or server_args.model_path),
             vocab_size=int(model_config.vocab_size),
             hidden_size=int(model_config.hidden_size),
             num_layers=int(model_config.num_hidden_layers),

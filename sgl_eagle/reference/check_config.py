@@ -9,6 +9,7 @@ from typing import Any
 
 from sgl_eagle.reference.check_row import CheckRow, failed, ok, warning
 from sgl_eagle.reference.draft_config import USED_KEYS, DraftConfig
+from sgl_eagle.reference.draft_tokenizer import TOKENIZER_FILE, differing_tokens, read_vocabulary
 from sgl_eagle.reference.head_checkpoint import CONFIG_KEY
 from sgl_eagle.reference.loading import LoadedTarget
 from sgl_eagle_harness.errors import CheckpointError
@@ -153,21 +154,18 @@ def _tokenizer(draft: Path, loaded: LoadedTarget) -> CheckRow:
     largest = max(ids.values())
     if largest >= size:
         return failed(name, f"the target's tokenizer has id {largest}, its model {size} ids", fix)
-    file = draft / "tokenizer.json"
-    if not file.is_file():
-        return ok(name, f"{len(ids)} tokens of the target; the draft brings none of its own")
-    from tokenizers import Tokenizer
-
     try:
-        own = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
-    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        return warning(name, f"{file} cannot be read: {error}", "remove or repair it")
-    differing = [token for token, index in own.items() if ids.get(token) != index]
+        own = read_vocabulary(draft)
+    except CheckpointError as error:
+        return warning(name, str(error), "remove or repair it")
+    if own is None:
+        return ok(name, f"{len(ids)} tokens of the target; the draft brings none of its own")
+    differing = differing_tokens(own, ids)
     if differing:
         return failed(
             name,
-            f"{len(differing)} of {len(own)} tokens in {file} have other ids in the target, e.g. "
-            f"{differing[0]!r}",
+            f"{len(differing)} of {len(own)} tokens in {draft / TOKENIZER_FILE} have other ids in "
+            f"the target, e.g. {differing[0]!r}",
             fix,
         )
     return ok(name, f"{len(ids)} tokens of the target; all of the draft's agree")

@@ -46,22 +46,3 @@ def completions(fork_server, pair):
         "hugging_face", "complete", str(pair / "target"), prompts, COMPLETION_LENGTH
     )
     return list(zip(prompts, wanted, strict=True))
-
-
-@pytest.fixture(scope="session")
-def misled(fork_server, pair, policies, completions, tmp_path_factory):
-    """What a wrong tree mask spoils: prompts, the right completions and the first wrong tokens.
-
-    Sorted by the index of that token, the earliest first.
-    """
-    log = tmp_path_factory.mktemp("misled") / "log"
-    flags = ("--sgl-eagle-policy", str(policies["irregular"]))
-    with fork_server.serve(pair, log, *flags, fault="break_tree_mask") as server:
-        answers = server.complete_all([prompt for prompt, _ in completions], concurrency=4)
-    found = []
-    for (prompt, wanted), answer in zip(completions, answers, strict=True):
-        pairs = enumerate(zip(answer["output_ids"], wanted, strict=True))
-        first = next((index for index, (token, right) in pairs if token != right), None)
-        if first is not None:
-            found.append((prompt, wanted, first))
-    return sorted(found, key=lambda row: row[2])

@@ -38,5 +38,9 @@ def test_greedy_output_is_the_targets_own(name, fork_server, pair, policies, com
         assert list(found.values()) == steps
 
 
-def test_a_wrong_tree_mask_changes_the_output(misled):
-    assert misled
+def test_a_wrong_tree_mask_changes_the_output(fork_server, pair, policies, completions, tmp_path):
+    prompts = [prompt for prompt, _ in completions]
+    flags = ("--sgl-eagle-policy", str(policies["eagle2"]))
+    with fork_server.serve(pair, tmp_path / "log", *flags, fault="break_tree_mask") as server:
+        answers = server.complete_all(prompts, concurrency=4)
+    assert [answer["output_ids"] for answer in answers] != [wanted for _, wanted in completions]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,12 @@ from sgl_eagle_harness.errors import CheckpointError
 pytestmark = pytest.mark.reference
 
 VOCAB, DRAFT_VOCAB, HIDDEN, LAYERS = 20, 12, 16, 8
-TARGET = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_layers": LAYERS}
+TARGET = {
+    "target": Path("no/such/folder"),
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_layers": LAYERS,
+}
 
 
 @pytest.fixture
@@ -108,3 +114,39 @@ def test_what_cannot_be_read_is_left_to_sglang_and_said(write_draft, caplog):
 
     check_draft(write_draft(architectures=["SomethingElse"]), **TARGET)
     assert "did not check the draft" in caplog.text
+
+
+def write_tokenizer(folder, *words):
+    from tokenizers import Tokenizer, models
+
+    ids = {word: index for index, word in enumerate(words)}
+    folder.mkdir(exist_ok=True)
+    Tokenizer(models.WordLevel(ids, unk_token="no")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("words", [("no", "a", "b"), ("no", "a", "b", "c")], ids=["same", "more"])
+def test_a_draft_may_bring_the_targets_tokenizer(write_draft, tmp_path, words):
+    from sgl_eagle.plugin.draft_check import check_draft
+
+    draft = write_tokenizer(write_draft(), "no", "a", "b")
+    check_draft(draft, **TARGET | {"target": write_tokenizer(tmp_path / "target", *words)})
+
+
+@pytest.mark.parametrize("words", [("no", "b", "a"), ("no", "a", "c")], ids=["order", "word"])
+def test_a_draft_of_another_tokenizer_is_refused(write_draft, tmp_path, words):
+    from sgl_eagle.plugin.draft_check import check_draft
+
+    draft = write_tokenizer(write_draft(), "no", "a", "b")
+    target = write_tokenizer(tmp_path / "target", *words)
+    with pytest.raises(CheckpointError, match=r"of 3 tokens in .* have other ids"):
+        check_draft(draft, **TARGET | {"target": target})
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said(write_draft, tmp_path, caplog):
+    from sgl_eagle.plugin.draft_check import check_draft
+
+    draft = write_draft()
+    (draft / "tokenizer.json").write_text("{}")
+    check_draft(draft, **TARGET | {"target": write_tokenizer(tmp_path / "target", "no")})
+    assert "did not compare the tokenizers" in caplog.text
