@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
+
+import torch
+
+from sgl_eagle_kernels.lm_head.dispatch import Route
+
+CACHE_FACTOR = 4  # inputs of one replay exceed the last cache this many times
+
+
+@cache
+def last_cache_bytes() -> int:
+    """Size of the GPU's last cache.
+
+    Returns:
+        Bytes.
+    """
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +47,8 @@ class Case:
         shape: Sizes by name.
         floor_bytes: Bytes read at least: each weight and input once.
         prepare: Makes inputs from a seed.
+        route: Of the LM head; None for what is only compared with.
+        num_launches: Kernels of one call; None where libraries decide.
     """
 
     op: str
@@ -37,6 +56,8 @@ class Case:
     shape: dict[str, int]
     floor_bytes: int
     prepare: Callable[[int], Prepared]
+    route: Route | None = None
+    num_launches: int | None = None
 
     @property
     def label(self) -> str:
@@ -54,6 +75,8 @@ class Measurement:
         variant: As in `Case`.
         shape: As in `Case`.
         floor_bytes: As in `Case`.
+        route: As in `Case`.
+        num_launches: As in `Case`.
         median_us: Of one call inside a graph; None if it was not timed.
         p10_us: Tenth percentile.
         p90_us: Ninetieth percentile.
@@ -67,6 +90,8 @@ class Measurement:
     shape: dict[str, int]
     floor_bytes: int
     parity: str
+    route: Route | None = None
+    num_launches: int | None = None
     median_us: float | None = None
     p10_us: float | None = None
     p90_us: float | None = None
@@ -88,6 +113,8 @@ class Environment:
         created: UTC, ISO 8601.
         copy_bytes_per_us: Bytes read and written in a microsecond by a copy of a large tensor,
             measured in the same run: the memory ceiling.
+        launch_us: One kernel that does nothing, in a chain of such kernels in a graph: what a
+            launch costs beside the work.
     """
 
     gpu: str
@@ -98,6 +125,7 @@ class Environment:
     commit: str
     created: str
     copy_bytes_per_us: float
+    launch_us: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,4 +140,4 @@ class BenchResult:
 
     environment: Environment
     measurements: list[Measurement] = field(default_factory=list)
-    schema_version: int = 1
+    schema_version: int = 2

@@ -12,9 +12,9 @@ from pathlib import Path
 import jinja2
 from matplotlib.figure import Figure
 
-from sgl_eagle_kernels.bench.case import BenchResult, Measurement
-
-BASELINE = "full head"
+from sgl_eagle_kernels.bench.case import BenchResult, Environment, Measurement
+from sgl_eagle_kernels.bench.costs import collect_head_costs
+from sgl_eagle_kernels.bench.head_cases import FULL
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -28,7 +28,10 @@ tr:nth-child(even) { background: #8881 } svg { max-width: 100%; height: auto }
 <h1>{{ title }}</h1>
 <p>{{ setting }}</p>
 <p>Medians over CUDA graph replays; inputs rotate so that none is found in the cache. A kernel is
-timed only if it agreed with its reference on the same input.</p>
+timed only if it agreed with its reference on the same input. The byte floor reads every weight once
+at the memory ceiling; rows of the full head that the shortlists of several rows share count once.
+The last column leaves out {{ launches }} for each launch, which is what an empty kernel takes in a
+chain.</p>
 {{ figure | safe }}
 {% for table in tables %}
 <h2>{{ table.title }}</h2>
@@ -69,46 +72,61 @@ def build_tables(result: BenchResult) -> list[Table]:
         shape = measurement.shape
         title = measurement.op
         if measurement.op == "lm_head":
-            model = _model_shape(result, measurement)
-            title += f", vocabulary {model[0]}, hidden size {model[1]}"
+            title += f", vocabulary {shape['V']}, hidden size {shape['H']}"
         else:
             title += f", topk {shape['topk']}"
         groups.setdefault(title, []).append(measurement)
-    head = ["route", "rows", "median us", "p10 to p90", "of the byte floor", "against full head"]
-    ceiling = result.environment.copy_bytes_per_us
+    head = [
+        "route", "rows", "median us", "p10 to p90", "against full head", "of the byte floor",
+        "without launches",
+    ]  # fmt: skip
     return [
-        Table(title=title, head=head, rows=[_row(one, group, ceiling) for one in group])
+        Table(title=title, head=head, rows=[_row(one, group, result.environment) for one in group])
         for title, group in groups.items()
     ]
 
 
-def _model_shape(result: BenchResult, measurement: Measurement) -> tuple[int, int]:
-    # A trimmed head belongs to the model whose cases it stands among: the last full head before it.
-    before = result.measurements[: result.measurements.index(measurement) + 1]
-    full = [one for one in before if one.variant == BASELINE]
-    shape = full[-1].shape if full else measurement.shape
-    return shape["V"], shape["H"]
-
-
-def _row(measurement: Measurement, group: list[Measurement], ceiling: float) -> list[str]:
-    shape = measurement.shape
-    rows = shape.get("rows", shape.get("B", 0))
+def _row(measurement: Measurement, group: list[Measurement], environment: Environment) -> list[str]:
+    rows = _count_rows(measurement)
     if measurement.median_us is None:
-        return [measurement.variant, str(rows), f"not timed: {measurement.parity}", "", "", ""]
+        why = "" if measurement.parity == "equal" else f": {measurement.parity}"
+        return [measurement.variant, str(rows), f"not measured{why}", "", "", "", ""]
     base = [
         one.median_us
         for one in group
-        if one.variant == BASELINE and one.shape.get("rows") == rows and one.median_us is not None
+        if one.variant == FULL and _count_rows(one) == rows and one.median_us is not None
     ]
-    floor_us = measurement.floor_bytes / ceiling
+    floor_us = measurement.floor_bytes / environment.copy_bytes_per_us
+    working_us = working_time_us(measurement, environment)
     return [
         measurement.variant,
         str(rows),
         f"{measurement.median_us:.1f}",
         f"{measurement.p10_us:.1f} to {measurement.p90_us:.1f}",
-        f"{floor_us / measurement.median_us:.0%}",
         f"{base[0] / measurement.median_us:.2f}x" if base else "",
+        f"{floor_us / measurement.median_us:.0%}",
+        "" if working_us is None else f"{floor_us / working_us:.0%}",
     ]
+
+
+def _count_rows(measurement: Measurement) -> int:
+    return measurement.shape.get("rows", measurement.shape.get("B", 0))
+
+
+def working_time_us(measurement: Measurement, environment: Environment) -> float | None:
+    """Time of one call without what launches cost.
+
+    Args:
+        measurement: Of some case.
+        environment: Of the same run.
+
+    Returns:
+        Microseconds; None where it was not timed or libraries decide what is launched.
+    """
+    if measurement.median_us is None or measurement.num_launches is None:
+        return None
+    working_us = measurement.median_us - measurement.num_launches * environment.launch_us
+    return working_us if working_us > 0 else None
 
 
 def draw_roofline(result: BenchResult) -> str:
@@ -123,10 +141,14 @@ def draw_roofline(result: BenchResult) -> str:
     figure = Figure(figsize=(9, 5))
     axes = figure.subplots()
     timed = [one for one in result.measurements if one.median_us is not None]
-    for op in dict.fromkeys(one.op for one in timed):
-        points = [one for one in timed if one.op == op]
+    for family in dict.fromkeys(_family(one) for one in timed):
+        points = [one for one in timed if _family(one) == family]
         axes.loglog(
-            [one.floor_bytes for one in points], [one.median_us for one in points], "o", label=op
+            [one.floor_bytes for one in points],
+            [one.median_us for one in points],
+            "o",
+            label=family,
+            alpha=0.7,
         )
     if timed:
         ends = [min(one.floor_bytes for one in timed), max(one.floor_bytes for one in timed)]
@@ -140,6 +162,12 @@ def draw_roofline(result: BenchResult) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+def _family(measurement: Measurement) -> str:
+    if measurement.op != "lm_head":
+        return measurement.op
+    return measurement.variant.split(",")[0].rstrip("0123456789x ").removesuffix(" to")
 
 
 def render_page(result: BenchResult, title: str) -> str:
@@ -161,13 +189,14 @@ def render_page(result: BenchResult, title: str) -> str:
     return template.render(
         title=title,
         setting=setting,
+        launches=f"{where.launch_us:.2f} us",
         figure=draw_roofline(result),
         tables=build_tables(result),
     )
 
 
 def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
-    """Write `name.json` and `name.html`.
+    """Write `name.json`, `name.html` and, where heads were timed, `name-head-costs.json`.
 
     Args:
         result: One run.
@@ -175,13 +204,16 @@ def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
         name: Of the files, without suffix.
 
     Returns:
-        The two files.
+        The files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         ".json": json.dumps(dataclasses.asdict(result), indent=1, allow_nan=False) + "\n",
         ".html": render_page(result, name),
     }
+    costs = collect_head_costs(result, f"{name}.json")
+    if costs.heads:
+        texts["-head-costs.json"] = costs.model_dump_json(indent=1) + "\n"
     files = []
     for suffix, text in texts.items():
         path = folder / f"{name}{suffix}"

@@ -12,12 +12,20 @@ from typing import Any
 import torch
 import triton
 
-from sgl_eagle_kernels.bench.case import Case, Environment, Measurement, Prepared
+from sgl_eagle_kernels.bench._triton import launch_nothing
+from sgl_eagle_kernels.bench.case import (
+    CACHE_FACTOR,
+    Case,
+    Environment,
+    Measurement,
+    Prepared,
+    last_cache_bytes,
+)
 
-CACHE_FACTOR = 4  # inputs of one replay exceed the last cache this many times
 MOST_COPIES = 256
 WARM_UPS = 3
 CALLS_PER_GRAPH = 8  # at least: the launch of the graph itself must not show
+EMPTY_KERNELS = 256
 COPY_BYTES = 1 << 30
 
 
@@ -26,7 +34,7 @@ def measure_case(case: Case, *, num_samples: int) -> Measurement:
 
     Args:
         case: What to time.
-        num_samples: Graph replays.
+        num_samples: Graph replays, at least 2; 0 only checks.
 
     Returns:
         Times, or what differs from the reference.
@@ -38,11 +46,13 @@ def measure_case(case: Case, *, num_samples: int) -> Measurement:
         shape=case.shape,
         floor_bytes=case.floor_bytes,
         parity=first.check() or "equal",
+        route=case.route,
+        num_launches=case.num_launches,
     )
-    if untimed.parity != "equal":
+    if untimed.parity != "equal" or not num_samples:
         return untimed
-    cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    num_copies = min(MOST_COPIES, 1 + CACHE_FACTOR * cache // max(1, case.floor_bytes))
+    spread = CACHE_FACTOR * last_cache_bytes() // max(1, case.floor_bytes)
+    num_copies = min(MOST_COPIES, 1 + spread)
     sets = [first, *(case.prepare(seed) for seed in range(1, num_copies))]
     samples = time_calls(sets, num_samples=num_samples)
     deciles = statistics.quantiles(samples, n=10)
@@ -118,14 +128,31 @@ def measure_copy(*, num_samples: int) -> float:
     return 2 * COPY_BYTES / statistics.median(_time_graph(run, num_samples))
 
 
+def measure_launch(*, num_samples: int) -> float:
+    """What a launch costs beside the work.
+
+    Args:
+        num_samples: Graph replays.
+
+    Returns:
+        Microseconds of one kernel that does nothing, in a chain of them.
+    """
+
+    def run() -> None:
+        for _ in range(EMPTY_KERNELS):
+            launch_nothing()
+
+    return statistics.median(_time_graph(run, num_samples)) / EMPTY_KERNELS
+
+
 def describe_environment(*, num_samples: int) -> Environment:
     """Where the times are measured.
 
     Args:
-        num_samples: Graph replays of the memory ceiling.
+        num_samples: Graph replays of the memory ceiling and of launches.
 
     Returns:
-        Device, versions, commit and ceiling.
+        Device, versions, commit, ceiling and launch cost.
     """
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     git = subprocess.run(
@@ -143,4 +170,5 @@ def describe_environment(*, num_samples: int) -> Environment:
         commit=git.stdout.strip() or "unknown",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         copy_bytes_per_us=measure_copy(num_samples=num_samples),
+        launch_us=measure_launch(num_samples=num_samples),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sgl_eagle_kernels.lm_head import reference
 from sgl_eagle_kernels.lm_head.head import (
+    MAX_TOPK,
     GlobalTop,
     HeadTopk,
     LocalTop,
@@ -28,6 +29,7 @@ __all__ = [
     "build_two_stage_head",
     "expected_recall",
     "merge_shards",
+    "rank_full",
     "rank_tokens",
     "shuffle_vocabulary",
 ]
@@ -50,15 +52,7 @@ def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
     Raises:
         ValueError: If the input does not fit the weights, or `topk` is out of range.
     """
-    if head_input.dim() != 2 or head_input.shape[1] != head.weight.shape[1]:  # noqa: PLR2004
-        raise ValueError(
-            f"head_input must be [N, {head.weight.shape[1]}], got {list(head_input.shape)}"
-        )
-    if head_input.dtype != head.weight.dtype or head_input.device != head.weight.device:
-        raise ValueError(
-            f"head_input must be {head.weight.dtype} on {head.weight.device}, got "
-            f"{head_input.dtype} on {head_input.device}"
-        )
+    _check_input(head_input, head.weight)
     if not 1 <= topk <= head.most_topk:
         raise ValueError(
             f"topk must be in [1, {head.most_topk}] for {head.shortlist} of {head.num_tokens} "
@@ -70,6 +64,46 @@ def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
 
         return two_stage_topk(head_input.contiguous(), head, topk)
     return reference.two_stage_topk(head_input, head, topk)
+
+
+def rank_full(head_input: Tensor, weight: Tensor, topk: int) -> HeadTopk:
+    """The most probable tokens of every row, by the full head and under the same rules.
+
+    Runs Triton kernels after the matrix product on CUDA and plain torch elsewhere; on CUDA it can
+    be captured in a graph.
+
+    Args:
+        head_input: [N, H] in the dtype of the weights.
+        weight: [V, H] full head, contiguous along H.
+        topk: K, at most `MAX_TOPK` and V.
+
+    Returns:
+        Ids and log-probabilities.
+
+    Raises:
+        ValueError: If the input does not fit the weights, or `topk` is out of range.
+    """
+    _check_input(head_input, weight)
+    if not 1 <= topk <= min(MAX_TOPK, weight.shape[0]):
+        raise ValueError(
+            f"topk must be in [1, {min(MAX_TOPK, weight.shape[0])}] for the full head of "
+            f"{weight.shape[0]} tokens, got {topk}"
+        )
+    if head_input.is_cuda:
+        from sgl_eagle_kernels.lm_head._triton.full import full_topk
+
+        return full_topk(head_input, weight, topk)
+    return reference.full_topk(head_input, weight, topk)
+
+
+def _check_input(head_input: Tensor, weight: Tensor) -> None:
+    if head_input.dim() != 2 or head_input.shape[1] != weight.shape[1]:  # noqa: PLR2004
+        raise ValueError(f"head_input must be [N, {weight.shape[1]}], got {list(head_input.shape)}")
+    if head_input.dtype != weight.dtype or head_input.device != weight.device:
+        raise ValueError(
+            f"head_input must be {weight.dtype} on {weight.device}, got "
+            f"{head_input.dtype} on {head_input.device}"
+        )
 
 
 def merge_shards(shards: Sequence[HeadTopk], offsets: Sequence[int]) -> HeadTopk:

@@ -15,6 +15,7 @@ from sgl_eagle_kernels.lm_head.shuffle import shuffle_vocabulary
 from sgl_eagle_kernels.packed_linear import pack_weight
 
 MAX_TOPK = 32
+MOST_INT8 = 127
 MAX_CANDIDATES = 4096
 """The last kernel of stage 2 holds all candidates of a row on chip."""
 
@@ -96,11 +97,13 @@ class TwoStageHead:
     Attributes:
         weight: [>= V, H] rows of the full head by token id, contiguous along H; rows from V on are
             padding and never read.
-        up: [V, R] contiguous; row j is the low-rank row of token `ids[j]`.
+        up: [V, R] contiguous; row j is the low-rank row of token `ids[j]`. In the dtype of the
+            others, or int8 with `up_scale`.
         down: [R, H] contiguous.
         ids: [V] int64 token of each row of `up`, ascending within a tile; None where row j is
             token j.
         shortlist: How candidates are chosen.
+        up_scale: [V] float32 factor of each row of an int8 `up`; None where `up` is not int8.
         packed_up: `up` in the layout that CPUs multiply fastest, None where there is none.
     """
 
@@ -109,6 +112,7 @@ class TwoStageHead:
     down: Tensor
     ids: Tensor | None
     shortlist: Shortlist
+    up_scale: Tensor | None = None
     packed_up: Tensor | None = None
 
     @property
@@ -152,7 +156,7 @@ class HeadTopk(NamedTuple):
 
 
 def build_two_stage_head(
-    weight: Tensor, up: Tensor, down: Tensor, shortlist: Shortlist
+    weight: Tensor, up: Tensor, down: Tensor, shortlist: Shortlist, *, quantize: bool = False
 ) -> TwoStageHead:
     """Join the full head with its factors; the vocabulary is shuffled here if that is wanted.
 
@@ -161,6 +165,7 @@ def build_two_stage_head(
         up: [V, R] in the order of the token ids.
         down: [R, H].
         shortlist: How candidates are chosen.
+        quantize: Keep `up` as int8, which halves what stage 1 reads.
 
     Returns:
         The head; the order of `weight` and of token ids is untouched.
@@ -180,6 +185,7 @@ def build_two_stage_head(
         ids = shuffle_vocabulary(up.shape[0], shortlist.tile_size, shortlist.shuffle_seed)
         ids = ids.to(up.device)
         up = up[ids]
+    up, up_scale = _quantize_rows(up) if quantize else (up, None)
     up = up.contiguous()
     return TwoStageHead(
         weight=weight,
@@ -187,8 +193,17 @@ def build_two_stage_head(
         down=down.contiguous(),
         ids=ids,
         shortlist=shortlist,
+        up_scale=up_scale,
         packed_up=pack_weight(up),
     )
+
+
+def _quantize_rows(up: Tensor) -> tuple[Tensor, Tensor]:
+    # A scale that is not finite reaches every score of its row, and so the flag.
+    wide = up.float()
+    scale = wide.abs().amax(dim=1) / MOST_INT8
+    steps = (wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
+    return steps.nan_to_num(0.0).clamp(-MOST_INT8, MOST_INT8).to(torch.int8), scale
 
 
 def _check_weights(weight: Tensor, up: Tensor, down: Tensor) -> None:

@@ -39,12 +39,17 @@ def choose_candidates(head_input: Tensor, head: TwoStageHead) -> Candidates:
         C candidates of each row.
     """
     # A copy of our own: candidates are struck out of it.
-    low_rank = functional.linear(head_input, head.down)
-    scores = packed_linear(low_rank, head.up, head.packed_up)
-    scores = scores.to(torch.float32, copy=True)
+    scores = _score_vocabulary(head_input, head).to(torch.float32, copy=True)
     if isinstance(head.shortlist, GlobalTop):
         return _take_global(scores, head.num_candidates)
     return _take_local(scores, head, head.shortlist)
+
+
+def _score_vocabulary(head_input: Tensor, head: TwoStageHead) -> Tensor:
+    low_rank = functional.linear(head_input, head.down)
+    if head.up_scale is None:
+        return packed_linear(low_rank, head.up, head.packed_up)
+    return functional.linear(low_rank.float(), head.up.float()) * head.up_scale
 
 
 def _take_global(scores: Tensor, count: int) -> Candidates:
@@ -183,6 +188,6 @@ def low_rank_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk
     Returns:
         The best K tokens of each row, by the low-rank scores.
     """
-    scores = functional.linear(functional.linear(head_input, head.down), head.up).float()
+    scores = _score_vocabulary(head_input, head).float()
     ids = torch.arange(head.num_tokens, device=scores.device) if head.ids is None else head.ids
     return take_topk(rank_keys(scores, ids), _log_mass(scores), topk)

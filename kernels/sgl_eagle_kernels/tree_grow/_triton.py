@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_eagle_kernels.lm_head._triton import _id_of, _key_of
+from sgl_eagle_kernels.lm_head._triton.order import id_of, key_of
 from sgl_eagle_kernels.tree_grow.level import (
     LEAST_REST,
     MOST_EXPONENT,
@@ -83,14 +83,14 @@ def grow_level_kernel(
     prob = tl.where(real, prob, 0.0)
     tl.store(path_ptr + row * num_nodes + lane, path, mask=inside)
     tl.store(prob_ptr + row * num_nodes + lane, prob, mask=inside)
-    keys = tl.where(inside, _key_of(path, lane), -0x8000000000000000)
+    keys = tl.where(inside, key_of(path, lane), -0x8000000000000000)
     for rank in tl.static_range(WIDTH):
         best = tl.max(keys, axis=0)
         chosen = keys == best
         best_path = tl.max(tl.where(chosen, path, float("-inf")), axis=0)
         best_prob = tl.max(tl.where(chosen, prob, 0.0), axis=0)
         at = row * WIDTH + rank
-        tl.store(frontier_ptr + at, tl.where(best_path > float("-inf"), _id_of(best), -1))
+        tl.store(frontier_ptr + at, tl.where(best_path > float("-inf"), id_of(best), -1))
         tl.store(frontier_path_ptr + at, best_path)
         tl.store(frontier_prob_ptr + at, best_prob)
         keys = tl.where(chosen, -0x8000000000000000, keys)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_eagle_kernels.lm_head._triton import _key_of, _score_of
+from sgl_eagle_kernels.lm_head._triton.order import key_of, score_of
 from sgl_eagle_kernels.tree_select.selection import SelectedTrees
 
 
@@ -40,7 +40,7 @@ def choose_nodes_kernel(
     inside = lane < num_nodes
     prob = tl.load(prob_ptr + row * num_nodes + lane, mask=inside, other=0.0)
     lowest = -0x8000000000000000
-    ranked = tl.where(inside, _key_of(prob, lane), lowest)
+    ranked = tl.where(inside, key_of(prob, lane), lowest)
     size_lane = tl.arange(0, BLOCK_S)
     on_offer = size_lane < num_sizes
     sizes = tl.load(sizes_ptr + size_lane, mask=on_offer, other=1)
@@ -50,7 +50,7 @@ def choose_nodes_kernel(
     keys = ranked
     for taken in range(MOST):
         best = tl.max(keys, axis=0)
-        total += _score_of(best).to(tl.float64)
+        total += score_of(best).to(tl.float64)
         sums = tl.where(sizes - 1 > taken, total, sums)
         keys = tl.where(keys == best, lowest, keys)
     price = tl.load(price_ptr + row * num_sizes + size_lane, mask=on_offer, other=0.0)

@@ -9,7 +9,10 @@ with pytest.MonkeyPatch.context() as environment:
     if DEVICE == "cpu":
         environment.setenv("TRITON_INTERPRET", "1")
     import sgl_eagle_kernels.lm_head._triton as kernels
-if DEVICE == "cpu" and not hasattr(kernels.tl.max, "rewrite"):
+    from sgl_eagle_kernels.lm_head._triton import full as full_kernels
+    from sgl_eagle_kernels.lm_head._triton import select as select_kernels
+    from sgl_eagle_kernels.lm_head._triton import stage1 as stage1_kernels
+if DEVICE == "cpu" and not hasattr(stage1_kernels.tl.max, "rewrite"):
     pytest.skip("Triton was imported before, without its interpreter", allow_module_level=True)
 
 from sgl_eagle_kernels.lm_head import (  # noqa: E402
@@ -51,7 +54,7 @@ def _fresh_memory_is_nan(monkeypatch):
             return tensor.fill_(torch.nan)
         return tensor.fill_(torch.iinfo(tensor.dtype).max if tensor.dtype != torch.bool else True)
 
-    monkeypatch.setattr(kernels.torch, "empty", filled)
+    monkeypatch.setattr(torch, "empty", filled)
 
 
 def whole_numbers(num_rows, hidden=37, seed=1):
@@ -78,7 +81,7 @@ def test_whole_numbers_agree_exactly(head_maker, shortlist, num_rows, rank, dtyp
     torch.testing.assert_close(found.log_normalizer, expected.log_normalizer, rtol=1e-5, atol=1e-5)
     if isinstance(shortlist, LocalTop):
         wanted = reference.choose_candidates(x.float(), exact)
-        chosen, mass = kernels.launch_local(low, head, shortlist)
+        chosen, mass = kernels.find_candidates(low, head)
         assert torch.equal(chosen, wanted.ids)
         torch.testing.assert_close(
             mass.logsumexp(-1), wanted.dropped_log_mass, rtol=1e-5, atol=1e-4
@@ -100,6 +103,70 @@ def test_real_numbers_agree(head_maker, shortlist):
     expected = reference.two_stage_topk(x, head, 4)
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("shortlist", [SHORTLISTS[0], SHORTLISTS[3]], ids=str)
+def test_an_int8_head_agrees(head_maker, shortlist):
+    plain = head_maker(shortlist, exact=True)
+    natural = plain.up if plain.ids is None else plain.up[plain.ids.argsort()]
+    natural[7] = 0  # has no scale to divide by
+    weights = (tensor.to(DEVICE) for tensor in (plain.weight, natural, plain.down))
+    head = build_two_stage_head(*weights, shortlist, quantize=True)
+    assert head.up.dtype == torch.int8
+    x = whole_numbers(3).to(DEVICE)
+    found, expected = (f(x, head, 4) for f in (kernels.two_stage_topk, reference.two_stage_topk))
+    assert torch.equal(found.ids, expected.ids)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
+    head.up_scale[7] = torch.nan
+    assert not kernels.two_stage_topk(x, head, 4).is_finite.any()
+
+
+@pytest.mark.parametrize("num_tokens", [5, 203, 4100])
+@pytest.mark.parametrize("kind", ["normal", "tied", "whole", "equal", "infinite", "narrow"])
+def test_selection_is_that_of_a_sort(num_tokens, kind):
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(3, num_tokens, generator=generator)
+    scores = {
+        "normal": scores,
+        "tied": scores.round(),
+        "whole": (scores * 100).round() - 300,
+        "equal": torch.full_like(scores, -0.0),
+        "infinite": scores.where(scores > 0.5, -torch.inf),
+        "narrow": 1 + scores * 1e-6,
+    }[kind].to(DEVICE)
+    for count in {1, 5, min(100, num_tokens), min(513, num_tokens)}:
+        group_size = select_kernels.choose_group_size(num_tokens, count)
+        padded = torch.nn.functional.pad(scores, (0, -num_tokens % group_size), value=-torch.inf)
+        groups = padded.view(3, -1, group_size)
+        found, dropped = select_kernels.select_top(
+            scores,
+            groups.amax(-1),
+            groups.logsumexp(-1),
+            group_size=group_size,
+            count=count,
+        )
+        keys = reference.rank_keys(scores, torch.arange(num_tokens, device=DEVICE))
+        best = keys.topk(count, dim=-1).indices.sort(dim=-1).values
+        rest = scores.scatter(1, best, -torch.inf).logsumexp(-1)
+        assert torch.equal(found, best.where(scores.gather(1, best) > -torch.inf, -1))
+        torch.testing.assert_close(dropped[:, 0], rest, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_rows", "num_tokens", "topk"), [(1, 5, 5), (3, 203, 4), (2, 4100, 8)])
+def test_the_full_head_agrees(num_rows, num_tokens, topk, dtype):
+    generator = torch.Generator().manual_seed(6)
+    weight = torch.randint(-1, 2, (num_tokens, 37), generator=generator).float()
+    x = whole_numbers(num_rows)
+    expected = reference.full_topk(x, weight, topk)
+    found = full_kernels.full_topk(x.to(DEVICE, dtype), weight.to(DEVICE, dtype), topk)
+    assert torch.equal(found.ids.cpu(), expected.ids)
+    assert found.is_finite.all()
+    torch.testing.assert_close(found.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
+    weight[3, 0] = torch.nan
+    broken = full_kernels.full_topk(x.to(DEVICE, dtype), weight.to(DEVICE, dtype), topk)
+    assert not broken.is_finite.any()
+    assert broken.ids.tolist() == [list(range(topk))] * num_rows
 
 
 @pytest.mark.parametrize("shortlist", SHORTLISTS, ids=str)
@@ -146,36 +213,3 @@ def test_padding_rows_of_the_full_head_are_never_read(head_maker):
     x = whole_numbers(3).to(DEVICE)
     found, expected = (kernels.two_stage_topk(x, h, 4) for h in (again, head))
     assert torch.equal(found.log_probs, expected.log_probs)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shortlist", [LocalTop(tile_size=128, per_tile=1), SHORTLISTS[0]], ids=str)
-@pytest.mark.parametrize("num_rows", [1, 64, 1024])
-def test_a_graph_replays_to_the_same_bits(head_maker, shortlist, num_rows):
-    from sgl_eagle_kernels.lm_head import rank_tokens
-
-    head = head_maker(
-        shortlist, num_tokens=5003, hidden=264, rank=64, dtype=torch.bfloat16, device="cuda"
-    )
-    x = torch.randn(num_rows, 264, device="cuda").bfloat16()
-    expected = rank_tokens(x, head, 8)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = rank_tokens(x, head, 8)
-    for _ in range(2):
-        graph.replay()
-        for found, wanted in zip(captured, expected, strict=True):
-            assert torch.equal(found, wanted)
-
-
-@pytest.mark.gpu
-def test_heads_of_more_than_two_billion_elements_are_addressed():
-    num_tokens, hidden = 262_144, 8200
-    weight = torch.zeros(num_tokens, hidden, dtype=torch.bfloat16, device="cuda")
-    weight[-1] = 1
-    up = torch.zeros(num_tokens, 16, dtype=torch.bfloat16, device="cuda")
-    up[-1] = 1
-    down = torch.ones(16, hidden, dtype=torch.bfloat16, device="cuda") / hidden
-    head = build_two_stage_head(weight, up, down, GlobalTop(num_candidates=64))
-    x = torch.ones(2, hidden, dtype=torch.bfloat16, device="cuda")
-    assert kernels.two_stage_topk(x, head, 1).ids.tolist() == [[num_tokens - 1]] * 2

@@ -1,0 +1,58 @@
+"""How kernels are launched on the device of a tensor."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+INTERPRETED_MULTIPROCESSORS = 2
+"""Of Triton's interpreter: more than one, so that tests walk over tiles as a GPU does."""
+OVERLAP_CAPABILITY = (9, 0)
+
+
+@cache
+def overlaps_launches(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one that it waits for has ended.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        True on GPUs with programmatic dependent launch.
+    """
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= OVERLAP_CAPABILITY
+
+
+@cache
+def count_multiprocessors(device: torch.device) -> int:
+    """Multiprocessors to spread programs over.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        Their number.
+    """
+    if device.type != "cuda":
+        return INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Arguments that every launch of an overlapping kernel takes.
+
+    The kernel has a constexpr `OVERLAP` and calls `await_inputs` before it touches memory that
+    another kernel writes.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        Keywords.
+    """
+    if not overlaps_launches(device):
+        return {"OVERLAP": False}  # Triton's interpreter knows no launch options
+    return {"OVERLAP": True, "launch_pdl": True}

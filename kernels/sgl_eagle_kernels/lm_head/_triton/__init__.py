@@ -1,0 +1,85 @@
+"""The two-stage head in Triton: what is launched, in order.
+
+The local route launches four kernels, the global one five. On GPUs that can, each is launched while
+the one before it still runs.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
+from sgl_eagle_kernels.lm_head._triton.stage1 import find_local, score_groups
+from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot, rank_candidates
+from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
+
+MOST_PROJECTED_ROWS = 4
+"""Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
+
+
+def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
+    """Both stages, without synchronisation.
+
+    Args:
+        head_input: [N, H] contiguous, in the dtype of the weights.
+        head: Weights.
+        topk: K, at most `head.most_topk`.
+
+    Returns:
+        The best K tokens of each row.
+    """
+    candidates, mass = find_candidates(project(head_input, head), head)
+    return rank_listed(head_input, head.weight, candidates, mass, topk)
+
+
+def rank_listed(
+    head_input: Tensor, weight: Tensor, candidates: Tensor, mass: Tensor, topk: int
+) -> HeadTopk:
+    """Stage 2.
+
+    Args:
+        head_input: [N, H] contiguous.
+        weight: [>= V, H] contiguous along H.
+        candidates: [N, C] int64 contiguous, -1 for padding.
+        mass: [N, T] float32 contiguous log masses of what was dropped.
+        topk: K, at most C.
+
+    Returns:
+        The best K candidates of each row.
+    """
+    return rank_candidates(candidates, gather_dot(head_input, weight, candidates), mass, topk)
+
+
+def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
+    """Low-rank inputs.
+
+    Args:
+        head_input: [N, H] contiguous.
+        head: Weights.
+
+    Returns:
+        [N, R] in the same dtype.
+    """
+    if len(head_input) <= MOST_PROJECTED_ROWS:
+        return gather_dot(head_input, head.down, None)
+    return functional.linear(head_input, head.down)
+
+
+def find_candidates(x: Tensor, head: TwoStageHead) -> tuple[Tensor, Tensor]:
+    """Stage 1.
+
+    Args:
+        x: [N, R] contiguous low-rank inputs.
+        head: Weights.
+
+    Returns:
+        [N, C] int64 candidates, -1 for padding, and [N, T] float32 log masses of what was dropped,
+        for some number T of parts.
+    """
+    if isinstance(head.shortlist, LocalTop):
+        return find_local(x, head, head.shortlist)
+    count = head.num_candidates
+    group_size = choose_group_size(head.num_tokens, count)
+    scores, best, mass = score_groups(x, head, group_size)
+    return select_top(scores, best, mass, group_size=group_size, count=count)

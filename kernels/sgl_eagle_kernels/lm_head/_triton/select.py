@@ -1,0 +1,164 @@
+"""The exact best scores of a row, without sorting: one program a row.
+
+A token among the best C lies in a group whose best score is among the best C of all groups, so C
+groups are chosen first and C tokens from them.
+"""
+
+# Triton types neither its decorator nor what it compiles.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sgl_eagle_kernels.launch import launch_options
+from sgl_eagle_kernels.lm_head._triton.order import (
+    add_log_masses,
+    await_inputs,
+    log_mass,
+    order_of,
+)
+
+LEAST_GROUP, MOST_GROUP = 4, 64
+
+
+@triton.jit
+def _keep_top(order, COUNT: tl.constexpr):
+    # Marks the COUNT highest of [BLOCK] int32, the lowest lanes among equals, and gives each of
+    # them its place among the marked. Lanes that must not be marked hold the lowest integer.
+    threshold = tl.full((), -0x80000000, tl.int32)
+    held = tl.full((), order.shape[0], tl.int32)
+    step = tl.full((), 1 << 30, tl.int32)
+    while (step > 0) & (held > COUNT):  # two bits of the threshold a round
+        first = threshold + step
+        second = first + step
+        third = second + step
+        reached = (order >= first).to(tl.int64)
+        reached += (order >= second).to(tl.int64) << 21
+        reached += (order >= third).to(tl.int64) << 42
+        counts = tl.sum(reached, axis=0)
+        first_ct = (counts & 0x1FFFFF).to(tl.int32)
+        second_ct = ((counts >> 21) & 0x1FFFFF).to(tl.int32)
+        third_ct = (counts >> 42).to(tl.int32)
+        threshold = tl.where(first_ct >= COUNT, first, threshold)
+        held = tl.where(first_ct >= COUNT, first_ct, held)
+        threshold = tl.where(second_ct >= COUNT, second, threshold)
+        held = tl.where(second_ct >= COUNT, second_ct, held)
+        threshold = tl.where(third_ct >= COUNT, third, threshold)
+        held = tl.where(third_ct >= COUNT, third_ct, held)
+        step = step >> 2
+    above = order > threshold
+    tied = order == threshold
+    seen = tl.cumsum(above.to(tl.int64) + (tied.to(tl.int64) << 32), axis=0)
+    above_ct = (seen & 0xFFFFFFFF).to(tl.int32)
+    tied_ct = (seen >> 32).to(tl.int32)
+    num_tied = COUNT - tl.sum(above.to(tl.int32), axis=0)
+    kept = above | (tied & (tied_ct <= num_tied))
+    return kept, above_ct + tl.minimum(tied_ct, num_tied) - 1
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_groups"])
+def select_top_kernel(
+    scores_ptr,
+    best_ptr,
+    mass_ptr,
+    groups_ptr,
+    candidates_ptr,
+    dropped_ptr,
+    num_tokens,
+    num_groups,
+    stride_scores_row,
+    stride_group_row,
+    COUNT: tl.constexpr,
+    GROUP_COUNT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The best COUNT tokens of one row in order of id, and the log mass of all others."""
+    row = tl.program_id(0).to(tl.int64)
+    lowest: tl.constexpr = -0x80000000
+    await_inputs(OVERLAP)
+    group = tl.arange(0, BLOCK_G)
+    in_groups = group < num_groups
+    at_group = row * stride_group_row + group
+    best = tl.load(best_ptr + at_group, mask=in_groups, other=float("-inf"))
+    mass = tl.load(mass_ptr + at_group, mask=in_groups, other=float("-inf"))
+    kept, place = _keep_top(tl.where(in_groups, order_of(best), lowest), GROUP_COUNT)
+    tl.store(groups_ptr + row * GROUP_COUNT + place, group, mask=kept)
+    broken = tl.max((mass != mass).to(tl.int32), axis=0)
+    outside = log_mass(tl.where(kept, float("-inf"), mass), 0)
+    # Other threads of the same program read what was stored.
+    tl.debug_barrier()
+    element = tl.arange(0, BLOCK_E)
+    listed = element // GROUP < GROUP_COUNT
+    token = tl.load(groups_ptr + row * GROUP_COUNT + element // GROUP, mask=listed, other=0)
+    token = token * GROUP + element % GROUP
+    listed = listed & (token < num_tokens)
+    score = tl.load(scores_ptr + row * stride_scores_row + token, mask=listed, other=float("-inf"))
+    score = score.to(tl.float32)
+    kept, place = _keep_top(tl.where(listed, order_of(score), lowest), COUNT)
+    real = score > float("-inf")
+    tl.store(
+        candidates_ptr + row * COUNT + place, tl.where(real, token, -1).to(tl.int64), mask=kept
+    )
+    dropped = add_log_masses(log_mass(tl.where(kept, float("-inf"), score), 0), outside)
+    tl.store(dropped_ptr + row, tl.where(broken != 0, float("nan"), dropped))
+
+
+def choose_group_size(num_tokens: int, count: int) -> int:
+    """Group size for which groups and tokens of chosen groups are about equally many.
+
+    Args:
+        num_tokens: V.
+        count: C.
+
+    Returns:
+        A power of two.
+    """
+    size = LEAST_GROUP
+    while size < MOST_GROUP and size * size * count < num_tokens:
+        size *= 2
+    return size
+
+
+def select_top(
+    scores: Tensor, best: Tensor, mass: Tensor, *, group_size: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """The exact best tokens of every row, in one launch.
+
+    Args:
+        scores: [N, V].
+        best: [N, G] float32 best score of each group.
+        mass: [N, G] float32 log mass of each group, NaN where it had NaN or plus infinity.
+        group_size: Tokens in a group; the last has the rest.
+        count: C, at most V.
+
+    Returns:
+        [N, C] int64 candidates in order of id, -1 for those of minus infinity, and [N, 1] float32
+        log mass of all other tokens.
+    """
+    num_rows, num_tokens = scores.shape
+    num_groups = best.shape[1]
+    group_count = min(count, num_groups)
+    groups = torch.empty(num_rows, group_count, dtype=torch.int32, device=scores.device)
+    candidates = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device)
+    dropped = torch.empty(num_rows, 1, dtype=torch.float32, device=scores.device)
+    block_g = triton.next_power_of_2(num_groups)
+    block_e = triton.next_power_of_2(group_count * group_size)
+    select_top_kernel[num_rows,](
+        scores, best, mass, groups, candidates, dropped,
+        num_tokens, num_groups, scores.stride(0), best.stride(0),
+        COUNT=count,
+        GROUP_COUNT=group_count,
+        GROUP=group_size,
+        BLOCK_G=block_g,
+        BLOCK_E=block_e,
+        num_warps=min(32, max(4, max(block_g, block_e) // 512)),
+        **launch_options(scores.device),
+    )  # fmt: skip
+    return candidates, dropped
