@@ -195,3 +195,20 @@ def test_trees_are_those_of_the_price_rule(op, ties, price, num_rows, topk, num_
         assert (arrays["next_sibling"][row, count:] == -1).all()
     flat = np.arange(num_rows * width).reshape(num_rows, width)
     assert np.array_equal(arrays["flat_index"], flat)
+
+
+@pytest.mark.parametrize("op", ["reference", "triton"])
+def test_a_long_chain_keeps_all_ancestors(op):
+    num_nodes = 60
+    found = SELECT[op](
+        0.95 ** torch.arange(num_nodes, device=DEVICE, dtype=torch.float32)[None],
+        torch.arange(-1, num_nodes - 1, device=DEVICE)[None],
+        torch.arange(1, num_nodes + 1, device=DEVICE),
+        torch.tensor([5], device=DEVICE),
+        torch.tensor([1, num_nodes + 1], device=DEVICE),
+        torch.zeros(1, 2, dtype=torch.float64, device=DEVICE),
+        num_nodes + 1,
+    )
+    assert found.parents[0].tolist() == list(range(-1, num_nodes))
+    assert found.positions[0].tolist() == list(range(5, num_nodes + 6))
+    assert torch.equal(found.ancestors[0], torch.ones_like(found.ancestors[0]).tril())

@@ -111,7 +111,7 @@ class Environment:
         cuda: Version that torch was built for.
         commit: Of the checkout, "unknown" outside one.
         created: UTC, ISO 8601.
-        copy_bytes_per_us: Bytes read and written in a microsecond by a copy of a large tensor,
+        ceiling_bytes_per_us: Bytes that a kernel which only reads or copies moves in a microsecond,
             measured in the same run: the memory ceiling.
         launch_us: One kernel that does nothing, in a chain of such kernels in a graph: what a
             launch costs beside the work.
@@ -124,7 +124,7 @@ class Environment:
     cuda: str
     commit: str
     created: str
-    copy_bytes_per_us: float
+    ceiling_bytes_per_us: float
     launch_us: float
 
 

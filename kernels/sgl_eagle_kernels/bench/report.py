@@ -96,7 +96,7 @@ def _row(measurement: Measurement, group: list[Measurement], environment: Enviro
         for one in group
         if one.variant == FULL and _count_rows(one) == rows and one.median_us is not None
     ]
-    floor_us = measurement.floor_bytes / environment.copy_bytes_per_us
+    floor_us = measurement.floor_bytes / environment.ceiling_bytes_per_us
     working_us = working_time_us(measurement, environment)
     return [
         measurement.variant,
@@ -152,7 +152,7 @@ def draw_roofline(result: BenchResult) -> str:
         )
     if timed:
         ends = [min(one.floor_bytes for one in timed), max(one.floor_bytes for one in timed)]
-        ceiling = result.environment.copy_bytes_per_us
+        ceiling = result.environment.ceiling_bytes_per_us
         axes.loglog(ends, [end / ceiling for end in ends], "-", color="gray", label="byte floor")
     axes.set_xlabel("bytes that must be read")
     axes.set_ylabel("median time, us")
@@ -183,7 +183,8 @@ def render_page(result: BenchResult, title: str) -> str:
     where = result.environment
     setting = (
         f"{where.gpu}, torch {where.torch}, triton {where.triton}, CUDA {where.cuda}, commit "
-        f"{where.commit}, {where.created}; memory ceiling {where.copy_bytes_per_us / 1e6:.2f} TB/s"
+        f"{where.commit}, {where.created}; memory ceiling "
+        f"{where.ceiling_bytes_per_us / 1e6:.2f} TB/s"
     )
     template = jinja2.Environment(autoescape=True).from_string(TEMPLATE)
     return template.render(

@@ -1,7 +1,6 @@
 """Triton kernels of tree selection: one chooses nodes, one lays the tree out.
 
-Two launches, because the second looks up where other nodes went, and only the end of a launch makes
-one thread's writes visible to all.
+Of two launches, the first finds the best nodes without sorting all, and ranks only those.
 """
 
 # Triton types neither its decorator nor what it compiles.
@@ -14,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_eagle_kernels.lm_head._triton.order import key_of, score_of
+from sgl_eagle_kernels.lm_head._triton.order import key_of, order_of
+from sgl_eagle_kernels.lm_head._triton.select import keep_top
 from sgl_eagle_kernels.tree_select.selection import SelectedTrees
 
 
@@ -23,6 +23,8 @@ def choose_nodes_kernel(
     prob_ptr,
     sizes_ptr,
     price_ptr,
+    best_ptr,
+    ranked_prob_ptr,
     node_ptr,
     columns_ptr,
     count_ptr,
@@ -36,40 +38,42 @@ def choose_nodes_kernel(
 ):
     """Rank one request's nodes, choose a size, and number the nodes kept in draft order."""
     row = tl.program_id(0).to(tl.int64)
+    lowest: tl.constexpr = -0x80000000
     lane = tl.arange(0, BLOCK)
     inside = lane < num_nodes
     prob = tl.load(prob_ptr + row * num_nodes + lane, mask=inside, other=0.0)
-    lowest = -0x8000000000000000
-    ranked = tl.where(inside, key_of(prob, lane), lowest)
+    best, place, _ = keep_top(tl.where(inside, order_of(prob), lowest), MOST)
+    tl.store(best_ptr + row * WIDTH + place, lane, mask=best)
+    tl.store(node_ptr + row * num_nodes + lane, tl.zeros((BLOCK,), tl.int32), mask=inside)
+    # Other threads of the same program read what was stored.
+    tl.debug_barrier()
+    slot = tl.arange(0, BLOCK_M)
+    listed = slot < MOST
+    column = tl.load(best_ptr + row * WIDTH + slot, mask=listed, other=0)
+    prob = tl.load(prob_ptr + row * num_nodes + column, mask=listed, other=float("-inf"))
+    key = tl.where(listed, key_of(prob, column), -0x8000000000000000)
+    rank = tl.sum((key[None, :] > key[:, None]).to(tl.int32), axis=1)
+    tl.store(ranked_prob_ptr + row * WIDTH + rank, prob, mask=listed)
+    tl.debug_barrier()
     size_lane = tl.arange(0, BLOCK_S)
     on_offer = size_lane < num_sizes
     sizes = tl.load(sizes_ptr + size_lane, mask=on_offer, other=1)
     # NumPy adds from the best on; so does this loop, to the same bits.
     total = tl.zeros((), tl.float64)
     sums = tl.zeros((BLOCK_S,), tl.float64)
-    keys = ranked
     for taken in range(MOST):
-        best = tl.max(keys, axis=0)
-        total += score_of(best).to(tl.float64)
+        total += tl.load(ranked_prob_ptr + row * WIDTH + taken).to(tl.float64)
         sums = tl.where(sizes - 1 > taken, total, sums)
-        keys = tl.where(keys == best, lowest, keys)
     price = tl.load(price_ptr + row * num_sizes + size_lane, mask=on_offer, other=0.0)
     values = tl.where(on_offer, sums - price, float("-inf"))
     # The first of the best sizes: argmax may take any of equals.
     best_value = tl.max(values, axis=0)
     wanted = tl.min(tl.where(values == best_value, sizes, 0x7FFFFFFF), axis=0) - 1
-    keys = ranked
-    threshold = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for taken in range(MOST):
-        best = tl.max(keys, axis=0)
-        threshold = tl.where(taken < wanted, best, threshold)
-        keys = tl.where(keys == best, lowest, keys)
-    kept = inside & (ranked >= threshold) & (prob > 0.0)
+    kept = listed & (rank < wanted) & (prob > 0.0)
     node = tl.cumsum(kept.to(tl.int32), axis=0)
-    tl.store(node_ptr + row * num_nodes + lane, tl.where(kept, node, 0), mask=inside)
-    tl.store(columns_ptr + row * WIDTH + node, lane.to(tl.int64), mask=kept)
+    tl.store(node_ptr + row * num_nodes + column, node, mask=kept)
+    tl.store(columns_ptr + row * WIDTH + node, column.to(tl.int64), mask=kept)
     count = tl.sum(kept.to(tl.int32), axis=0)
-    slot = tl.arange(0, BLOCK_M)
     empty = (slot < WIDTH) & ((slot == 0) | (slot > count))
     tl.store(columns_ptr + row * WIDTH + slot, tl.full((BLOCK_M,), -1, tl.int64), mask=empty)
     tl.store(count_ptr + row, (count + 1).to(tl.int64))
@@ -91,7 +95,6 @@ def lay_out_kernel(
     next_sibling_ptr,
     flat_index_ptr,
     num_nodes,
-    MAX_DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
@@ -109,16 +112,18 @@ def lay_out_kernel(
     ancestors = (index[:, None] == index[None, :]) | (index[None, :] == 0)
     parent = tl.zeros((BLOCK_M,), tl.int32)
     at_column = columns
-    for step in range(MAX_DEPTH):
-        climbing = real & (at_column >= 0)
+    climbing = real
+    step = 0
+    # A tree of so many nodes is no deeper; the bound also ends the climb of parents that go round.
+    while (tl.max(climbing.to(tl.int32), axis=0) > 0) & (step < WIDTH):
         at_column = tl.load(
             draft_parents_ptr + row * num_nodes + at_column, mask=climbing, other=-1
         )
-        node = tl.load(
-            node_ptr + row * num_nodes + at_column, mask=real & (at_column >= 0), other=0
-        )
+        climbing = climbing & (at_column >= 0)
+        node = tl.load(node_ptr + row * num_nodes + at_column, mask=climbing, other=0)
         parent = tl.where(step == 0, node, parent)
         ancestors = ancestors | (index[None, :] == node[:, None])
+        step += 1
     parent = tl.where(index == 0, -1, parent)
     is_child = (parent[None, :] == index[:, None]) & present[None, :]
     first = tl.min(tl.where(is_child, index[None, :], BLOCK_M), axis=1)
@@ -184,9 +189,11 @@ def select_trees(
         flat_index=empty(width),
     )
     node = empty(num_nodes, dtype=torch.int32)
+    best = empty(width, dtype=torch.int32)
+    ranked_prob = empty(width, dtype=torch.float32)
     block_m = triton.next_power_of_2(width)
     choose_nodes_kernel[num_rows,](
-        prob.contiguous(), sizes, verify_price.contiguous(), node, trees.columns,
+        prob.contiguous(), sizes, verify_price.contiguous(), best, ranked_prob, node, trees.columns,
         trees.num_draft_tokens, num_nodes, len(sizes),
         MOST=min(width - 1, num_nodes),
         WIDTH=width,
@@ -198,8 +205,6 @@ def select_trees(
     lay_out_kernel[num_rows,](
         trees.columns, node, trees.num_draft_tokens, parents.contiguous(), depths, root_positions,
         *trees[2:], num_nodes,
-        # Sizes bound the depth; a climb that has arrived costs nothing but its turn of the loop.
-        MAX_DEPTH=min(32, width - 1),
         WIDTH=width,
         BLOCK_M=block_m,
         num_warps=4,

@@ -23,7 +23,7 @@ from sgl_eagle_kernels.lm_head.dispatch import RouteTimes, read_head_costs  # no
 def result():
     environment = Environment(
         gpu="Made-up <GPU>", l2_bytes=1, torch="2", triton="3", cuda="13", commit="abc",
-        created="2026-11-30T00:00:00+00:00", copy_bytes_per_us=1e6, launch_us=0.5,
+        created="2026-11-30T00:00:00+00:00", ceiling_bytes_per_us=1e6, launch_us=0.5,
     )  # fmt: skip
     shape = {"V": 1000, "H": 100, "rows": 1}
     factored = shape | {"R": 5, "C": 9}

@@ -31,7 +31,7 @@ DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytes
 SHORTLISTS = [
     GlobalTop(num_candidates=20),
     LocalTop(tile_size=16, per_tile=2),
-    LocalTop(tile_size=50, per_tile=3, shuffle_seed=None),
+    LocalTop(tile_size=40, per_tile=1, shuffle_seed=None),
     LocalTop(tile_size=100, per_tile=5, shuffle_seed=2),
 ]
 
@@ -41,6 +41,12 @@ def _interpreter(monkeypatch):
     # The first call of a kernel compiles its source again.
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def _parts_are_small(monkeypatch):
+    # A tile of 40 tokens then has three parts, of which the last is not full.
+    monkeypatch.setattr(stage1_kernels, "PART", 16)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +70,7 @@ def whole_numbers(num_rows, hidden=37, seed=1):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shortlist", SHORTLISTS, ids=str)
-@pytest.mark.parametrize(("num_rows", "rank"), [(1, 11), (3, 1), (17, 33)])
+@pytest.mark.parametrize(("num_rows", "rank"), [(1, 11), (3, 1), (17, 300)])
 def test_whole_numbers_agree_exactly(head_maker, shortlist, num_rows, rank, dtype):
     # Sums of small whole numbers are exact in any order; ties abound.
     head = head_maker(shortlist, exact=True, rank=rank, dtype=dtype, device=DEVICE)
@@ -105,7 +111,7 @@ def test_real_numbers_agree(head_maker, shortlist):
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("shortlist", [SHORTLISTS[0], SHORTLISTS[3]], ids=str)
+@pytest.mark.parametrize("shortlist", [SHORTLISTS[0], SHORTLISTS[2]], ids=str)
 def test_an_int8_head_agrees(head_maker, shortlist):
     plain = head_maker(shortlist, exact=True)
     natural = plain.up if plain.ids is None else plain.up[plain.ids.argsort()]

@@ -14,7 +14,7 @@ from sgl_eagle_kernels.lm_head._triton.stage1 import find_local, score_groups
 from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot, rank_candidates
 from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
 
-MOST_PROJECTED_ROWS = 4
+MOST_PROJECTED_ROWS = 8
 """Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
 
 

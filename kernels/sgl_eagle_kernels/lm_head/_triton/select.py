@@ -26,38 +26,51 @@ LEAST_GROUP, MOST_GROUP = 4, 64
 
 
 @triton.jit
-def _keep_top(order, COUNT: tl.constexpr):
-    # Marks the COUNT highest of [BLOCK] int32, the lowest lanes among equals, and gives each of
-    # them its place among the marked. Lanes that must not be marked hold the lowest integer.
-    threshold = tl.full((), -0x80000000, tl.int32)
-    held = tl.full((), order.shape[0], tl.int32)
-    step = tl.full((), 1 << 30, tl.int32)
-    while (step > 0) & (held > COUNT):  # two bits of the threshold a round
-        first = threshold + step
-        second = first + step
-        third = second + step
-        reached = (order >= first).to(tl.int64)
-        reached += (order >= second).to(tl.int64) << 21
-        reached += (order >= third).to(tl.int64) << 42
-        counts = tl.sum(reached, axis=0)
-        first_ct = (counts & 0x1FFFFF).to(tl.int32)
-        second_ct = ((counts >> 21) & 0x1FFFFF).to(tl.int32)
-        third_ct = (counts >> 42).to(tl.int32)
-        threshold = tl.where(first_ct >= COUNT, first, threshold)
-        held = tl.where(first_ct >= COUNT, first_ct, held)
-        threshold = tl.where(second_ct >= COUNT, second, threshold)
-        held = tl.where(second_ct >= COUNT, second_ct, held)
-        threshold = tl.where(third_ct >= COUNT, third, threshold)
-        held = tl.where(third_ct >= COUNT, third_ct, held)
-        step = step >> 2
-    above = order > threshold
-    tied = order == threshold
-    seen = tl.cumsum(above.to(tl.int64) + (tied.to(tl.int64) << 32), axis=0)
-    above_ct = (seen & 0xFFFFFFFF).to(tl.int32)
-    tied_ct = (seen >> 32).to(tl.int32)
-    num_tied = COUNT - tl.sum(above.to(tl.int32), axis=0)
-    kept = above | (tied & (tied_ct <= num_tied))
-    return kept, above_ct + tl.minimum(tied_ct, num_tied) - 1
+def find_threshold(order, COUNT: tl.constexpr):
+    """Bisect the bits of [BLOCK] int32.
+
+    Returns the highest integer that at least COUNT lanes reach, or an earlier one that exactly
+    COUNT reach, and how many reach it. Lanes that hold the lowest integer are not counted.
+    """
+    lowest: tl.constexpr = -0x80000000
+    high = tl.max(order, axis=0)
+    low = tl.min(tl.where(order == lowest, high, order), axis=0)
+    # Leading bits that all share need no round. Of integers of both signs the first bit is 2^31.
+    spread = (low ^ high).to(tl.uint32, bitcast=True)
+    span = spread | (spread >> 1)
+    span = span | (span >> 2)
+    span = span | (span >> 4)
+    span = span | (span >> 8)
+    span = span | (span >> 16)
+    threshold = high & ~span.to(tl.int32, bitcast=True)
+    step = (span - (span >> 1)).to(tl.int32, bitcast=True)
+    # With both signs in play the highest bit falls as the numbers rise.
+    threshold = tl.where(step == lowest, lowest, threshold)
+    held = tl.sum((order > lowest).to(tl.int32), axis=0)
+    while (step != 0) & (held > COUNT):
+        raised = threshold + step
+        reached = tl.sum((order >= raised).to(tl.int32), axis=0)
+        threshold = tl.where(reached >= COUNT, raised, threshold)
+        held = tl.where(reached >= COUNT, reached, held)
+        step = (step.to(tl.uint32, bitcast=True) >> 1).to(tl.int32, bitcast=True)
+    return threshold, held
+
+
+@triton.jit
+def keep_top(order, COUNT: tl.constexpr):
+    """Marks of the COUNT highest of [BLOCK] int32, the lowest lanes among equals.
+
+    Returns also the place of each among the marked, and an integer that all marked reach. Lanes
+    that must not be marked hold the lowest integer; at least COUNT lanes must not.
+    """
+    threshold, held = find_threshold(order, COUNT)
+    lowest: tl.constexpr = -0x80000000
+    kept = (order >= threshold) & (order > lowest)
+    if held > COUNT:
+        tied = order == threshold
+        num_tied = COUNT - tl.sum((order > threshold).to(tl.int32), axis=0)
+        kept = kept & ((order > threshold) | (tl.cumsum(tied.to(tl.int32), axis=0) <= num_tied))
+    return kept, tl.cumsum(kept.to(tl.int32), axis=0) - 1, threshold
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_groups"])
@@ -88,7 +101,7 @@ def select_top_kernel(
     at_group = row * stride_group_row + group
     best = tl.load(best_ptr + at_group, mask=in_groups, other=float("-inf"))
     mass = tl.load(mass_ptr + at_group, mask=in_groups, other=float("-inf"))
-    kept, place = _keep_top(tl.where(in_groups, order_of(best), lowest), GROUP_COUNT)
+    kept, place, reached = keep_top(tl.where(in_groups, order_of(best), lowest), GROUP_COUNT)
     tl.store(groups_ptr + row * GROUP_COUNT + place, group, mask=kept)
     broken = tl.max((mass != mass).to(tl.int32), axis=0)
     outside = log_mass(tl.where(kept, float("-inf"), mass), 0)
@@ -101,7 +114,11 @@ def select_top_kernel(
     listed = listed & (token < num_tokens)
     score = tl.load(scores_ptr + row * stride_scores_row + token, mask=listed, other=float("-inf"))
     score = score.to(tl.float32)
-    kept, place = _keep_top(tl.where(listed, order_of(score), lowest), COUNT)
+    order = order_of(score)
+    if GROUP_COUNT == COUNT:
+        # As many groups have a token that reaches the threshold of groups: the others are out.
+        listed = listed & (order >= reached)
+    kept, place, _ = keep_top(tl.where(listed, order, lowest), COUNT)
     real = score > float("-inf")
     tl.store(
         candidates_ptr + row * COUNT + place, tl.where(real, token, -1).to(tl.int64), mask=kept

@@ -14,14 +14,12 @@ from sgl_eagle_kernels.launch import launch_options
 from sgl_eagle_kernels.lm_head._triton.order import (
     add_log_masses,
     await_inputs,
-    id_of,
-    key_of,
     log_mass,
-    score_of,
+    order_of,
 )
 from sgl_eagle_kernels.lm_head.head import HeadTopk
 
-BLOCK_ELEMENTS = 8192  # of weights that one program holds: 64 for each thread
+BLOCK_ELEMENTS = 4096  # of weights that one program holds: 32 for each thread
 MOST_HIDDEN = 4096
 
 
@@ -99,13 +97,18 @@ def rank_candidates_kernel(
     finite = (normalizer - normalizer) == 0.0
     tl.store(normalizer_ptr + row, normalizer)
     tl.store(finite_ptr + row, finite)
-    keys = tl.where(listed, key_of(logits, tl.maximum(ids, 0)), -0x8000000000000000)
+    # Two reductions of 32 bits are faster than one of 64.
+    order = tl.where(listed, order_of(logits), -0x80000000)
+    ids = tl.maximum(ids, 0).to(tl.int32)
     for rank in tl.static_range(TOPK):
-        best = tl.max(keys, axis=0)
-        log_prob = tl.where(finite, score_of(best) - normalizer, float("-inf"))
+        best = tl.max(order, axis=0)
+        best_id = tl.min(tl.where(order == best, ids, 0x7FFFFFFF), axis=0)
+        chosen = (order == best) & (ids == best_id)
+        best_logit = tl.max(tl.where(chosen, logits, float("-inf")), axis=0)
+        log_prob = tl.where(finite, best_logit - normalizer, float("-inf"))
         tl.store(log_probs_ptr + row * TOPK + rank, log_prob)
-        tl.store(top_ids_ptr + row * TOPK + rank, tl.where(finite, id_of(best), rank))
-        keys = tl.where(keys == best, -0x8000000000000000, keys)
+        tl.store(top_ids_ptr + row * TOPK + rank, tl.where(finite, best_id, rank).to(tl.int64))
+        order = tl.where(chosen, -0x80000000, order)
 
 
 def gather_dot(x: Tensor, weight: Tensor, ids: Tensor | None) -> Tensor:
@@ -163,7 +166,7 @@ def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int)
         TOPK=topk,
         BLOCK_C=block_c,
         BLOCK_T=triton.next_power_of_2(mass.shape[1]),
-        num_warps=4 if block_c <= 1024 else 8,  # noqa: PLR2004 (keys of a row fit in registers)
+        num_warps=1 if block_c <= 512 else 4,  # noqa: PLR2004 (one warp needs no barriers)
         **launch_options(device),
     )  # fmt: skip
     return result
