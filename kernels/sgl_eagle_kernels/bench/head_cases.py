@@ -188,9 +188,19 @@ def low_rank_case(num_tokens: int, hidden: int, num_rows: int, rank: int) -> Cas
     )
 
 
+@lru_cache(maxsize=16)
 def _draw_factors(seed: int, num_tokens: int, hidden: int, rank: int) -> tuple[Tensor, Tensor]:
     up = (random_normal(seed, num_tokens, rank) / math.sqrt(rank)).bfloat16()
     return up, (random_normal(seed + 1, rank, hidden) / math.sqrt(hidden)).bfloat16()
+
+
+@lru_cache(maxsize=64)
+def _draw_head(
+    seed: int, num_tokens: int, hidden: int, rank: int, shortlist: Shortlist, quantize: bool
+) -> TwoStageHead:
+    weight = _weight_of(seed, num_tokens, hidden)
+    up, down = _draw_factors(seed, num_tokens, hidden, rank)
+    return build_two_stage_head(weight, up, down, shortlist, quantize=quantize)
 
 
 def two_stage_case(
@@ -217,9 +227,7 @@ def two_stage_case(
     """
 
     def prepare(seed: int) -> Prepared:
-        weight = _weight_of(seed, num_tokens, hidden)
-        up, down = _draw_factors(seed, num_tokens, hidden, rank)
-        head = build_two_stage_head(weight, up, down, shortlist, quantize=quantize)
+        head = _draw_head(seed, num_tokens, hidden, rank, shortlist, quantize)
         x = random_normal(seed + 2, num_rows, hidden).bfloat16()
         return Prepared(
             run=lambda: rank_tokens(x, head, TOPK), check=lambda: compare_heads(x, head, TOPK)
@@ -304,6 +312,43 @@ def cluster_case(num_tokens: int, hidden: int, num_rows: int) -> Case:
         shape={"V": num_tokens, "H": hidden, "rows": num_rows},
         floor_bytes=HALF_BYTES * hidden * (num_clusters + num_rows + gathered),
         prepare=prepare,
+    )
+
+
+def read_case(num_tokens: int, hidden: int, rank: int) -> Case:
+    """The low-rank matrix read by a kernel that does nothing else: what stage 1 can hope for.
+
+    Args:
+        num_tokens: V.
+        hidden: H.
+        rank: R.
+
+    Returns:
+        The case.
+    """
+
+    def prepare(seed: int) -> Prepared:
+        from sgl_eagle_kernels.bench._triton import BLOCK, read_all
+
+        up, _ = _draw_factors(seed, num_tokens, hidden, rank)
+        words = up.view(torch.int32).flatten()
+        words = words[: len(words) // BLOCK * BLOCK]
+        largest = torch.empty(len(words) // BLOCK, dtype=torch.int32, device="cuda")
+
+        def check() -> str:
+            read_all(words, largest)
+            wanted = words.view(-1, BLOCK).amax(dim=1)
+            return "" if torch.equal(largest, wanted) else "maxima differ"
+
+        return Prepared(run=lambda: read_all(words, largest), check=check)
+
+    return Case(
+        op="lm_head",
+        variant=f"low-rank matrix only read, rank {rank}",
+        shape={"V": num_tokens, "H": hidden, "rows": 0, "R": rank},
+        floor_bytes=HALF_BYTES * num_tokens * rank,
+        prepare=prepare,
+        num_launches=1,
     )
 
 

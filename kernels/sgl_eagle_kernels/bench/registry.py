@@ -14,6 +14,7 @@ from sgl_eagle_kernels.bench.head_cases import (
     full_case,
     low_rank_case,
     our_full_case,
+    read_case,
     two_stage_case,
 )
 from sgl_eagle_kernels.bench.tree_cases import grow_case, select_case
@@ -55,6 +56,8 @@ def make_cases(selection: Selection) -> Iterator[Case]:
         Heads first, then the tree operators.
     """
     for num_tokens, hidden in selection.shapes:
+        for rank in selection.ranks:
+            yield read_case(num_tokens, hidden, rank)
         for num_rows in selection.rows:
             size = (num_tokens, hidden, num_rows)
             yield full_case(*size)

@@ -81,15 +81,16 @@ def test_report_is_written_whole(result, tmp_path):
 def test_every_route_is_registered():
     cases = list(make_cases(Selection(shapes=[(49152, 576)], rows=[1], ranks=[64])))
     assert [case.variant for case in cases] == [
-        "full head", "full head, our ranking", "trimmed to 32768", "trimmed to 16384",
-        "clusters 8 x 128", "low-rank logits alone, rank 64", "local 128 x 1, rank 64",
+        "low-rank matrix only read, rank 64", "full head", "full head, our ranking",
+        "trimmed to 32768", "trimmed to 16384", "clusters 8 x 128",
+        "low-rank logits alone, rank 64", "local 128 x 1, rank 64",
         "local 128 x 1, no shuffle, rank 64", "local 128 x 1, int8, rank 64",
         "global 512, rank 64", *["isotonic", "price"] * 3,
     ]  # fmt: skip
     assert [case.route for case in cases if case.route] == ["full", "local", "global"]
     # A once, B once, one row of h and 384 gathered rows, in half precision.
-    assert cases[6].floor_bytes == 2 * (49152 * 64 + 64 * 576 + 576 + 384 * 576)
-    assert cases[8].floor_bytes == cases[6].floor_bytes + 49152 * (4 - 64)
+    assert cases[7].floor_bytes == 2 * (49152 * 64 + 64 * 576 + 576 + 384 * 576)
+    assert cases[9].floor_bytes == cases[7].floor_bytes + 49152 * (4 - 64)
 
 
 def test_rows_that_shortlists_share_are_read_once():

@@ -37,10 +37,9 @@ def key_of(score, ids):
 
 
 @triton.jit
-def score_of(key):
-    """[...] float32 scores back from keys."""
-    ordered = (key >> 32).to(tl.int32)
-    bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+def score_of(order):
+    """[...] float32 scores back from what orders them."""
+    bits = order ^ ((order >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 

@@ -57,6 +57,20 @@ def find_threshold(order, COUNT: tl.constexpr):
 
 
 @triton.jit
+def count_up_to(marks):
+    """[BLOCK] int32 marked lanes up to each; in rows of a warp, where one scan would be slow."""
+    warp: tl.constexpr = 32
+    if marks.shape[0] > warp:
+        rows = tl.reshape(marks.to(tl.int32), (marks.shape[0] // warp, warp))
+        in_row = tl.sum(rows, axis=1)
+        before = tl.cumsum(in_row, axis=0) - in_row
+        counts = tl.reshape(tl.cumsum(rows, axis=1) + before[:, None], (marks.shape[0],))
+    else:
+        counts = tl.cumsum(marks.to(tl.int32), axis=0)
+    return counts
+
+
+@triton.jit
 def keep_top(order, COUNT: tl.constexpr):
     """Marks of the COUNT highest of [BLOCK] int32, the lowest lanes among equals.
 
@@ -69,8 +83,8 @@ def keep_top(order, COUNT: tl.constexpr):
     if held > COUNT:
         tied = order == threshold
         num_tied = COUNT - tl.sum((order > threshold).to(tl.int32), axis=0)
-        kept = kept & ((order > threshold) | (tl.cumsum(tied.to(tl.int32), axis=0) <= num_tied))
-    return kept, tl.cumsum(kept.to(tl.int32), axis=0) - 1, threshold
+        kept = kept & ((order > threshold) | (count_up_to(tied) <= num_tied))
+    return kept, count_up_to(kept) - 1, threshold
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_groups"])

@@ -72,9 +72,6 @@ def _add_products(
         mask = mask & (k < RANK)[:, None]
     at = up_ptr + tokens.to(tl.int64)[None, :] * stride_up_row + k[:, None]
     up = tl.load(at, mask=mask, other=0.0)
-    if scores.shape[0] == 1:
-        # Tensor cores would work for sixteen rows.
-        return scores + tl.sum(up.to(tl.float32) * tl.trans(x).to(tl.float32), axis=0)[None, :]
     # Full float32 products where the weights are float32: no-op for half precision.
     return tl.dot(x, up.to(x.dtype), acc=scores, input_precision="ieee")
 
@@ -334,8 +331,7 @@ def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tens
     num_tiles = triton.cdiv(head.num_tokens, shortlist.tile_size)
     candidates = torch.empty(num_rows, num_tiles * per_tile, dtype=torch.int64, device=x.device)
     mass = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=x.device)
-    most_tokens = PART if per_tile == 1 else shortlist.tile_size
-    blocks = choose_blocks(x, min(most_tokens, shortlist.tile_size), num_tiles)
+    blocks = choose_blocks(x, _choose_part(head, shortlist, num_rows), num_tiles)
     kernel = best_of_tile_kernel if per_tile == 1 else top_of_tile_kernel
     kernel[triton.cdiv(num_rows, blocks.rows), blocks.walkers](
         x, head.up, head.up_scale, head.ids, candidates, mass,
@@ -354,6 +350,14 @@ def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tens
         **launch_options(x.device),
     )  # fmt: skip
     return candidates, mass
+
+
+def _choose_part(head: TwoStageHead, shortlist: LocalTop, num_rows: int) -> int:
+    # Tokens that are scored together. Several best of a tile are found among all its scores, and
+    # int8 is converted in wide tiles of few columns.
+    if shortlist.per_tile > 1 or head.up_scale is not None:
+        return shortlist.tile_size
+    return min(shortlist.tile_size, PART if num_rows <= MIN_DOT else PART // 2)
 
 
 def score_groups(x: Tensor, head: TwoStageHead, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,6 +16,7 @@ from sgl_eagle_kernels.lm_head._triton.order import (
     await_inputs,
     log_mass,
     order_of,
+    score_of,
 )
 from sgl_eagle_kernels.lm_head.head import HeadTopk
 
@@ -104,8 +105,7 @@ def rank_candidates_kernel(
         best = tl.max(order, axis=0)
         best_id = tl.min(tl.where(order == best, ids, 0x7FFFFFFF), axis=0)
         chosen = (order == best) & (ids == best_id)
-        best_logit = tl.max(tl.where(chosen, logits, float("-inf")), axis=0)
-        log_prob = tl.where(finite, best_logit - normalizer, float("-inf"))
+        log_prob = tl.where(finite, score_of(best) - normalizer, float("-inf"))
         tl.store(log_probs_ptr + row * TOPK + rank, log_prob)
         tl.store(top_ids_ptr + row * TOPK + rank, tl.where(finite, best_id, rank).to(tl.int64))
         order = tl.where(chosen, -0x80000000, order)
@@ -166,7 +166,7 @@ def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int)
         TOPK=topk,
         BLOCK_C=block_c,
         BLOCK_T=triton.next_power_of_2(mass.shape[1]),
-        num_warps=1 if block_c <= 512 else 4,  # noqa: PLR2004 (one warp needs no barriers)
+        num_warps=4 if block_c <= 1024 else 8,  # noqa: PLR2004 (a row fits in registers)
         **launch_options(device),
     )  # fmt: skip
     return result
