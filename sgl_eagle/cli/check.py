@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError, positive_int
+from sgl_eagle.cli.frame.arguments import naming_flags, positive_int
 from sgl_eagle.cli.frame.output import write_result
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, prepare_device
@@ -99,9 +98,12 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         lm_head=args.lm_head,
     )
-    with progress_counter(
-        description="check", total=NUM_RUNS * len(prompts), unit="run", quiet=args.quiet
-    ) as advance:
+    with (
+        naming_flags(max_new_tokens="--max-new-tokens"),
+        progress_counter(
+            description="check", total=NUM_RUNS * len(prompts), unit="run", quiet=args.quiet
+        ) as advance,
+    ):
         result = check_draft(args.draft, args.target, prompts, config, on_run=lambda: advance(1))
     write_result(
         {
@@ -117,20 +119,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _limits(args: argparse.Namespace) -> TreeLimits:
-    from sgl_eagle_harness.errors import TreeLimitsError
     from sgl_eagle_harness.types import TreeLimits
 
-    try:
+    with naming_flags(
+        num_steps="--num-steps", topk="--topk", num_draft_tokens="--num-draft-tokens"
+    ):
         return TreeLimits(
             num_steps=args.num_steps, topk=args.topk, num_draft_tokens=args.num_draft_tokens
         )
-    except TreeLimitsError as error:
-        named = re.sub(
-            r"\b(num_steps|topk|num_draft_tokens)(?==| must)",
-            lambda match: f"--{match[1].replace('_', '-')}",
-            str(error),
-        )
-        raise UsageError(named) from error
 
 
 def _as_text(result: DraftCheck) -> str:

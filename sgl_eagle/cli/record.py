@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError, positive_int
+from sgl_eagle.cli.frame.arguments import UsageError, naming_flags, positive_int
 from sgl_eagle.cli.frame.output import write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
 from sgl_eagle.cli.frame.progress import progress_counter
@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    from sgl_eagle.reference.record_config import RecordConfig
+
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -55,22 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-steps",
         type=positive_int,
-        default=6,
+        default=RecordConfig.num_steps,
         metavar="N",
-        help="draft steps at every position: no deeper policy can be replayed (default: 6)",
+        help="draft steps at every position: no deeper policy can be replayed "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--beams",
-        default="1,2,3,4,6,8",
+        default=",".join(map(str, RecordConfig.beams)),
         metavar="K,K,...",
-        help="values of topk that the tuner may try; the widest is stored (default: 1,2,3,4,6,8)",
+        help="values of topk that the tuner may try; the widest is stored (default: %(default)s)",
     )
     parser.add_argument(
         "--max-new-tokens",
         type=positive_int,
-        default=128,
+        default=RecordConfig.max_new_tokens,
         metavar="N",
-        help="completion length at most (default: 128)",
+        help="completion length at most (default: %(default)s)",
     )
     parser.add_argument(
         "--limit",
@@ -79,7 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only the first N prompts of each workload (default: all)",
     )
     parser.add_argument(
-        "--rows", type=positive_int, default=8, metavar="N", help="prompts at a time (default: 8)"
+        "--rows",
+        type=positive_int,
+        default=RecordConfig.rows,
+        metavar="N",
+        help="prompts at a time (default: %(default)s)",
     )
     add_pair_arguments(parser)
     add_sampling_arguments(parser)
@@ -107,23 +114,28 @@ def run(args: argparse.Namespace) -> int:
         return _record_in_server(args)
     if args.out is None:
         raise UsageError("--out must name a folder for shards")
-    from sgl_eagle.reference.recorder import RecordConfig, record_prompts
+    from sgl_eagle.reference.record_config import RecordConfig
+    from sgl_eagle.reference.recorder import record_prompts
     from sgl_eagle_tuner.provenance import collect_provenance
 
     require_writable_folder(args.out, "--out")
-    config = RecordConfig(
-        num_steps=args.num_steps,
-        beams=_beams(args.beams),
-        max_new_tokens=args.max_new_tokens,
-        rows=args.rows,
-        sampling=sampling_from(args),
-    )
+    with naming_flags(num_steps="--num-steps", beams="--beams"):
+        config = RecordConfig(
+            num_steps=args.num_steps,
+            beams=_beams(args.beams),
+            max_new_tokens=args.max_new_tokens,
+            rows=args.rows,
+            sampling=sampling_from(args),
+        )
     prompts = _prompts(args)
     pair = load_pair_from(args)
     budget = 2 * args.max_new_tokens * len(prompts)
-    with progress_counter(
-        description="record", total=budget, unit="tok", quiet=args.quiet
-    ) as advance:
+    with (
+        naming_flags(max_new_tokens="--max-new-tokens"),
+        progress_counter(
+            description="record", total=budget, unit="tok", quiet=args.quiet
+        ) as advance,
+    ):
         summary = record_prompts(
             pair,
             prompts,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import non_negative_int
+from sgl_eagle.cli.frame.arguments import naming_flags, non_negative_int
 
 if TYPE_CHECKING:
-    from sgl_eagle.reference.sampling import Sampling
+    from sgl_eagle.reference.sampling_config import Sampling
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,21 +17,33 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    from sgl_eagle.reference.sampling_config import Sampling
+
     group = parser.add_argument_group("sampling")
     group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)"
+        "--temperature",
+        type=float,
+        default=Sampling.temperature,
+        metavar="T",
+        help="0 is greedy (default: %(default)s)",
     )
     group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass (default: 1)"
+        "--top-p",
+        type=float,
+        default=Sampling.top_p,
+        metavar="P",
+        help="nucleus mass (default: %(default)s)",
     )
     group.add_argument(
         "--top-k",
         type=non_negative_int,
-        default=0,
+        default=Sampling.top_k,
         metavar="K",
-        help="tokens kept; 0 keeps all (default: 0)",
+        help="tokens kept; 0 keeps all (default: %(default)s)",
     )
-    group.add_argument("--seed", type=non_negative_int, default=0, help="seed (default: 0)")
+    group.add_argument(
+        "--seed", type=non_negative_int, default=Sampling.seed, help="default: %(default)s"
+    )
 
 
 def sampling_from(args: argparse.Namespace) -> Sampling:
@@ -43,8 +55,9 @@ def sampling_from(args: argparse.Namespace) -> Sampling:
     Returns:
         Checked sampling parameters.
     """
-    from sgl_eagle.reference.sampling import Sampling
+    from sgl_eagle.reference.sampling_config import Sampling
 
-    return Sampling(
-        temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, seed=args.seed
-    )
+    with naming_flags(temperature="--temperature", top_p="--top-p"):
+        return Sampling(
+            temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, seed=args.seed
+        )

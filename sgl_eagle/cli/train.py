@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import (
+    UsageError,
+    naming_flags,
+    non_negative_int,
+    positive_int,
+)
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
-from sgl_eagle.reference.generate_text import TextConfig, write_text
-from sgl_eagle.reference.loading import SMOLLM2, LoadedTarget, load_target
-from sgl_eagle.reference.train import TrainConfig, train_draft
-from sgl_eagle.reference.train_data import has_text, load_text
-from sgl_eagle.reference.train_ranks import current_rank, join_ranks, leave_ranks
-from sgl_eagle.reference.train_state import CurvePoint
+from sgl_eagle.cli.pair_arguments import SMOLLM2
+
+if TYPE_CHECKING:
+    from sgl_eagle.reference.text_config import TextConfig
+    from sgl_eagle.reference.train_config import TrainConfig
+    from sgl_eagle.reference.train_state import CurvePoint
 
 HELP = "train an EAGLE draft head for a target, from text that the target writes itself"
 
@@ -33,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    from sgl_eagle.reference.text_config import TextConfig
+    from sgl_eagle.reference.train_config import TrainConfig
+
     text, training = TextConfig(), TrainConfig()
     parser.add_argument(
         "--target",
@@ -49,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         type=Path,
-        help="folder of generated text; filled first if it holds none (default: OUT/text)",
+        help="folder of generated text (default: OUT/text, filled first if it holds none)",
     )
     parser.add_argument(
-        "--text-only", action="store_true", help="generate text into the folder and stop"
+        "--text-only", action="store_true", help="generate text into that folder and stop"
     )
     parser.add_argument(
         "--tokens",
@@ -112,21 +119,33 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0.
+
+    Raises:
+        UsageError: If `--text` names a folder without text, unless it is to be filled.
     """
+    text_config, training = _configs(args)
     require_writable_folder(args.out, "--out")
     text_folder: Path = args.text or args.out / "text"
-    training = TrainConfig(
-        kind=args.kind,
-        num_updates=args.steps,
-        batch_tokens=args.batch_tokens,
-        learning_rate=args.lr,
-        eval_every=args.eval_every,
-        seed=args.seed,
-    )
+    import torch
+
+    from sgl_eagle.reference.generate_text import write_text
+    from sgl_eagle.reference.loading import load_target
+    from sgl_eagle.reference.train import train_draft
+    from sgl_eagle.reference.train_data import has_text, load_text
+    from sgl_eagle.reference.train_ranks import current_rank, join_ranks, leave_ranks
+
+    filled = has_text(text_folder)
+    if args.text is not None and not filled and not args.text_only:
+        raise UsageError(
+            f"--text {args.text} holds no text-*.safetensors: correct the path, or add --text-only "
+            f"to generate text into it"
+        )
     device = join_ranks() or _device(args.device)
     target = load_target(args.target, dtype=torch.bfloat16, device=device)
-    if args.text_only or not has_text(text_folder):
-        num_tokens = _generate(args, target, text_folder)
+    if args.text_only or not filled:
+        num_tokens = write_text(
+            target.model, target.tokenizer, text_config, text_folder, quiet=args.quiet
+        )
         if args.text_only:
             result = {"text": str(text_folder), "num_tokens": num_tokens}
             message = f"wrote {num_tokens} tokens to {text_folder}"
@@ -147,6 +166,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _configs(args: argparse.Namespace) -> tuple[TextConfig, TrainConfig]:
+    from sgl_eagle.reference.text_config import TextConfig
+    from sgl_eagle.reference.train_config import TrainConfig
+
+    with naming_flags(max_length="--max-length", learning_rate="--lr"):
+        return TextConfig(
+            num_tokens=args.tokens,
+            batch_size=args.rows,
+            max_length=args.max_length,
+            seed=args.seed,
+        ), TrainConfig(
+            kind=args.kind,
+            num_updates=args.steps,
+            batch_tokens=args.batch_tokens,
+            learning_rate=args.lr,
+            eval_every=args.eval_every,
+            seed=args.seed,
+        )
+
+
 def _report(args: argparse.Namespace, curve: list[CurvePoint]) -> None:
     last = curve[-1]
     rows = [[str(step), f"{rate:.3f}"] for step, rate in enumerate(last.step_accept_rate, start=1)]
@@ -159,6 +198,8 @@ def _report(args: argparse.Namespace, curve: list[CurvePoint]) -> None:
 
 
 def _device(name: str | None) -> str:
+    import torch
+
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -166,10 +207,3 @@ def _device(name: str | None) -> str:
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"--device must be a device of this machine, got {name!r}") from error
     return name
-
-
-def _generate(args: argparse.Namespace, target: LoadedTarget, folder: Path) -> int:
-    config = TextConfig(
-        num_tokens=args.tokens, batch_size=args.rows, max_length=args.max_length, seed=args.seed
-    )
-    return write_text(target.model, target.tokenizer, config, folder, quiet=args.quiet)

@@ -6,7 +6,7 @@ import argparse
 import typing
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import naming_flags, non_negative_int, positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 from sgl_eagle.cli.frame.progress import progress
@@ -104,12 +104,13 @@ def run(args: argparse.Namespace) -> int:
     require_writable(args.out, "--out")
     if args.result is not None:
         require_writable(args.result, "--result")
-    config = StudyConfig(
-        num_trials=args.trials,
-        seed=args.seed,
-        uncovered_limit=args.uncovered_limit,
-        storage=args.storage,
-    )
+    with naming_flags(uncovered_limit="--uncovered-limit"):
+        config = StudyConfig(
+            num_trials=args.trials,
+            seed=args.seed,
+            uncovered_limit=args.uncovered_limit,
+            storage=args.storage,
+        )
     inputs = _read_inputs(args)
     load = None
     if args.batch_size > 1:

@@ -27,7 +27,8 @@ from sgl_eagle.reference.measure import EncodedPrompt, encode_prompts, measure_p
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.profile import CostProfiler, ProfileConfig, measure_costs
 from sgl_eagle.reference.prompts import Prompt
-from sgl_eagle.reference.recorder import RecordConfig, record_prompts
+from sgl_eagle.reference.record_config import RecordConfig
+from sgl_eagle.reference.recorder import record_prompts
 from sgl_eagle_harness.calibration import CalibrationKind
 from sgl_eagle_harness.calibration_fit import fit_calibration
 from sgl_eagle_harness.cost_file import CostFile, save_cost_file

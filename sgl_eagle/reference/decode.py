@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.reference.draft_models import Draft
-from sgl_eagle.reference.sampling import GREEDY, Sampling, choose_token
+from sgl_eagle.reference.sampling import choose_token
+from sgl_eagle.reference.sampling_config import GREEDY, Sampling
 from sgl_eagle.reference.target import KvCache, Target
 from sgl_eagle.reference.tree_drafter import DraftCache, TreeDrafter
 from sgl_eagle.reference.verify import Verified, verify_tree

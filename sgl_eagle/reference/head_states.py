@@ -12,7 +12,7 @@ from sgl_eagle.reference.draft_chain import run_chain
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.record import decode_texts
-from sgl_eagle.reference.sampling import GREEDY
+from sgl_eagle.reference.sampling_config import GREEDY
 
 DECODED_TOGETHER = 8
 """Prompts answered in lock step: a row more costs little, a pass over the weights much."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,8 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
 
 def _load_gguf(file: Path, name: str, dtype: torch.dtype, device: str) -> LoadedTarget:
     try:
-        with _errors_alone():
+        # transformers draws a bar over GGUF tensors, which none of its own switches reaches.
+        with _errors_alone(), redirect_stderr(io.StringIO()):
             model: Any = AutoModelForCausalLM.from_pretrained(
                 file.parent,
                 gguf_file=file.name,

@@ -11,7 +11,7 @@ import numpy as np
 from sgl_eagle.reference.decode import Engine, Generation, StepRecord
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
-from sgl_eagle.reference.sampling import GREEDY, Sampling
+from sgl_eagle.reference.sampling_config import GREEDY, Sampling
 from sgl_eagle_harness.errors import PromptError
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_tuner.prompt_totals import PromptTotals

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sgl_eagle.reference.decision_time import with_decision_times
 from sgl_eagle.reference.pair import Pair
-from sgl_eagle.reference.sampling import GREEDY
+from sgl_eagle.reference.sampling_config import GREEDY
 from sgl_eagle.reference.target import KvCache
 from sgl_eagle.reference.tree_drafter import DraftCache, DraftRoots, TreeDrafter
 from sgl_eagle.reference.verify import verify_tree

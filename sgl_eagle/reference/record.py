@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sgl_eagle.reference.draft_models import Draft
-from sgl_eagle.reference.sampling import Sampling, choose_token, target_probs
+from sgl_eagle.reference.sampling import choose_token, target_probs
+from sgl_eagle.reference.sampling_config import Sampling
 from sgl_eagle.reference.target import Target
 from sgl_eagle.reference.tree_drafter import DraftCache, TreeDrafter
 from sgl_eagle_harness.dense_trace import PromptTrace

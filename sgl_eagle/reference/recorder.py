@@ -13,45 +13,14 @@ from sgl_eagle.reference.measure import encode_prompts
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle.reference.record import RecordedText, decode_texts, record_text
-from sgl_eagle.reference.sampling import GREEDY, Sampling
+from sgl_eagle.reference.record_config import RecordConfig
 from sgl_eagle_harness.dense_trace import PromptTrace
-from sgl_eagle_harness.errors import OutputError, TreeLimitsError
+from sgl_eagle_harness.errors import OutputError
 from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
 from sgl_eagle_harness.trace_store import SHARD_SUFFIX, write_dense_shard
-from sgl_eagle_harness.types import MAX_STEPS, MAX_TOPK
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordConfig:
-    """What to record.
-
-    Attributes:
-        num_steps: Draft steps at every position.
-        beams: Beam widths of the search space; the widest is the number of children stored.
-        max_new_tokens: Completion length at most.
-        rows: Prompts decoded together.
-        sampling: How the target chooses its text.
-    """
-
-    num_steps: int = 6
-    beams: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
-    max_new_tokens: int = 128
-    rows: int = 8
-    sampling: Sampling = GREEDY
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_steps <= MAX_STEPS:
-            raise TreeLimitsError(
-                f"num_steps must be in [1, {MAX_STEPS}], got num_steps={self.num_steps}"
-            )
-        beams = list(self.beams)
-        if not beams or beams != sorted(set(beams)) or beams[0] < 1 or beams[-1] > MAX_TOPK:
-            raise TreeLimitsError(
-                f"beams must be distinct, ascending and in [1, {MAX_TOPK}], got beams={beams}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from sgl_eagle.reference.draft_models import Draft
 from sgl_eagle_harness.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
-    from sgl_eagle.reference.train import TrainConfig
+    from sgl_eagle.reference.train_config import TrainConfig
 
 STATE_FILE = "state.safetensors"
 CURVE_FILE = "curve.json"

@@ -1,55 +1,80 @@
-"""Validation on real prompts: greedy output against plain decoding, replay against the engine."""
+"""Validation on real prompts: greedy output against plain decoding, replay against the engine.
+
+Differences are not judged by a bound but by controls, which measure what rounding does at the very
+place (`explain.py`).
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgl_eagle.reference.comparison import (
-    NEAR_TIE_BOUND,
-    StepComparison,
-    TextComparison,
-    compare_steps,
-    compare_texts,
-)
+from sgl_eagle.reference.comparison import StepComparison, compare_steps
 from sgl_eagle.reference.decode import Engine
-from sgl_eagle.reference.measure import encode_prompts, measure_policies
+from sgl_eagle.reference.explain import (
+    CONTROL_SIZES,
+    PromptControl,
+    StepDifference,
+    TextDifference,
+)
+from sgl_eagle.reference.measure import Measured, encode_prompts, measure_policies
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.prompts import Prompt
-from sgl_eagle.reference.recorder import RecordConfig, record_prompts
+from sgl_eagle.reference.record import RecordedText, record_text
+from sgl_eagle.reference.record_config import RecordConfig
+from sgl_eagle.reference.recorder import trace_header
+from sgl_eagle.reference.sampling_config import GREEDY
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
-from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plain import PlainPolicy, PlainSpec
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.policies.registry import PolicySpec
 from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticSpec, chain_paths
 from sgl_eagle_harness.trace_schema import PromptSource
-from sgl_eagle_harness.trace_store import read_dense_trace
+from sgl_eagle_harness.trace_store import SHARD_SUFFIX, read_dense_trace, write_dense_shard
 from sgl_eagle_tuner.price_fixed_point import solve_price
 from sgl_eagle_tuner.search_space import PointBuilder, PricePoint, SearchSpace
 from sgl_eagle_tuner.session import ReplaySession
 
-STEP_TOLERANCE = {"float32": 0.0, "bfloat16": 0.005, "float16": 0.005}
-"""Share of steps that replay may get wrong: none, but in half precision draft scores tie."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyValidation:
-    """One policy's counts.
+    """One policy's findings.
 
     Attributes:
         policy: Its name.
-        texts: Against plain decoding.
-        steps: Engine against replay; None for plain decoding.
+        num_prompts: Texts compared with plain decoding.
+        texts: Those that differ.
+        steps: Engine against replay.
+        step_differences: The steps that replay gets wrong.
         accept_length: Tokens per target pass, bonus token included, as measured.
     """
 
     policy: str
-    texts: TextComparison
+    num_prompts: int
+    texts: tuple[TextDifference, ...]
     steps: StepComparison
+    step_differences: tuple[StepDifference, ...]
     accept_length: float
+
+    @property
+    def num_equal_texts(self) -> int:
+        """Texts that agree with plain decoding to the last token."""
+        return self.num_prompts - len(self.texts)
+
+    @property
+    def num_unexplained_texts(self) -> int:
+        """Texts that leave plain decoding where no control comes near."""
+        return sum(not text.explained for text in self.texts)
+
+    @property
+    def num_unexplained_steps(self) -> int:
+        """Steps that replay gets wrong and no control gets right."""
+        return sum(not step.explained for step in self.step_differences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +83,19 @@ class Validation:
 
     Attributes:
         dtype: Type that target and draft ran in.
-        near_tie_bound: Largest top-two logit gap that excuses a different text.
-        step_tolerance: Share of steps that may differ from replay.
+        control_sizes: Tokens a pass of the controls, besides the engine's own passes.
         policies: One for each policy.
     """
 
     dtype: str
-    near_tie_bound: float
-    step_tolerance: float
+    control_sizes: tuple[int, ...]
     policies: tuple[PolicyValidation, ...]
 
     @property
     def passed(self) -> bool:
-        """No text differs off a near tie; no more steps differ than the tolerance allows."""
-        return all(
-            each.texts.num_different == 0
-            and each.steps.num_steps - each.steps.num_equal
-            <= self.step_tolerance * each.steps.num_steps
-            for each in self.policies
+        """Rounding, as the controls show it, explains every difference."""
+        return not any(
+            each.num_unexplained_texts or each.num_unexplained_steps for each in self.policies
         )
 
 
@@ -88,49 +108,68 @@ def validate_pair(
     source: PromptSource,
     on_stage: Callable[[str, int, str], Callable[[int], None]],
 ) -> Validation:
-    """Record, replay and run every kind of policy on the same prompts.
+    """Decode plainly, record that text, run every kind of policy on the same prompts, and explain.
 
     Args:
         pair: Target and draft.
         prompts: At least one.
         costs: Cost table that the price policy decides by; exactness does not depend on it.
-        config: How to record; also fixes the completions' length.
+        config: What to record; also fixes the completions' length.
         source: Where the prompts came from.
         on_stage: Called with name, expected units and unit of each stage; its result is called
             with units done.
 
     Returns:
-        The counts.
+        The findings.
     """
-    budget = 2 * config.max_new_tokens * len(prompts)
-    trace = _record(pair, prompts, config, source, on_stage("record", budget, "tok"))
-    specs = {**static_specs(config), "price": price_spec(trace, costs)}
     encoded = encode_prompts(pair, prompts, max_new_tokens=config.max_new_tokens)
-    built = {name: spec.build(costs) for name, spec in (("plain", PlainSpec()), *specs.items())}
-    advance = on_stage("decode", len(built) * len(encoded), "run")
-    measured = measure_policies(
-        Engine(pair.target, pair.draft),
-        encoded,
-        built,
-        max_new_tokens=config.max_new_tokens,
-        stop_tokens=pair.stop_tokens,
-        on_run=lambda: advance(1),
-    )
+
+    def decode(name: str, policies: Mapping[str, SpecPolicy]) -> dict[str, Measured]:
+        advance = on_stage(name, len(policies) * len(encoded), "run")
+        return measure_policies(
+            Engine(pair.target, pair.draft),
+            encoded,
+            policies,
+            max_new_tokens=config.max_new_tokens,
+            stop_tokens=pair.stop_tokens,
+            on_run=lambda: advance(1),
+        )
+
+    plain = decode("decode plainly", {"plain": PlainPolicy()})["plain"]
+    trace = _record(pair, plain, config, source, on_stage("record", len(encoded), "prompt"))
+    specs = {**static_specs(config), "price": price_spec(trace, costs)}
+    policies = {name: spec.build(costs) for name, spec in specs.items()}
+    measured = decode("decode", policies)
     session = ReplaySession(trace, costs)
-    plain = measured["plain"].generations
-    bound = NEAR_TIE_BOUND[pair.dtype]
+    steps = {
+        name: compare_steps(trace, session.steps(spec), measured[name])
+        for name, spec in specs.items()
+    }
+    texts: dict[str, list[TextDifference]] = {name: [] for name in specs}
+    step_differences: dict[str, list[StepDifference]] = {name: [] for name in specs}
+    advance = on_stage("explain", len(encoded), "prompt")
+    for index, prompt in enumerate(encoded):
+        control = PromptControl(pair.target, pair.draft, plain.generations[index], prompt.id)
+        for name, policy in policies.items():
+            unequal = [step for step in steps[name].unequal if step.prompt_id == prompt.id]
+            run = measured[name].generations[index]
+            text, differences = control.explain_run(run, policy, unequal)
+            texts[name] += [] if text is None else [text]
+            step_differences[name] += differences
+        advance(1)
     return Validation(
         dtype=pair.dtype,
-        near_tie_bound=bound,
-        step_tolerance=STEP_TOLERANCE[pair.dtype],
+        control_sizes=CONTROL_SIZES,
         policies=tuple(
             PolicyValidation(
                 policy=name,
-                texts=compare_texts(plain, measured[name].generations, bound=bound),
-                steps=compare_steps(trace, session.steps(spec), measured[name]),
+                num_prompts=len(encoded),
+                texts=tuple(texts[name]),
+                steps=steps[name],
+                step_differences=tuple(step_differences[name]),
                 accept_length=measured[name].totals.accept_length,
             )
-            for name, spec in specs.items()
+            for name in specs
         ),
     )
 
@@ -180,11 +219,25 @@ def price_spec(trace: DenseTrace, costs: CostTable) -> PolicySpec:
 
 def _record(
     pair: Pair,
-    prompts: Sequence[Prompt],
+    plain: Measured,
     config: RecordConfig,
     source: PromptSource,
-    on_tokens: Callable[[int], None],
+    on_prompts: Callable[[int], None],
 ) -> DenseTrace:
+    # Of the plain runs' own text: `record` decodes prompts together, which in half precision
+    # writes other texts, and steps off the recorded text cannot be compared.
+    policy = RecordingPolicy(num_steps=config.num_steps, beams=config.beams)
+    traces = []
+    for prompt, run in zip(plain.prompts, plain.generations, strict=True):
+        text = RecordedText(
+            prompt_id=prompt.id,
+            workload=prompt.workload,
+            prompt=run.prompt,
+            completion=run.tokens,
+        )
+        traces.append(record_text(pair.target, pair.draft, text, policy=policy, sampling=GREEDY))
+        on_prompts(1)
+    header = trace_header(pair, config, source=source, commit=None)
     with tempfile.TemporaryDirectory(prefix="sgl-eagle-") as folder:
-        record_prompts(pair, prompts, Path(folder), config, source=source, on_tokens=on_tokens)
+        write_dense_shard(Path(folder) / f"plain{SHARD_SUFFIX}", header, traces)
         return read_dense_trace(Path(folder))

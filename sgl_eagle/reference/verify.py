@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgl_eagle.reference.sampling import Sampling, choose_token
+from sgl_eagle.reference.sampling import choose_token
+from sgl_eagle.reference.sampling_config import Sampling
 from sgl_eagle.reference.target import KvCache, Target
 from sgl_eagle_harness.tree_layout import build_layout
 from sgl_eagle_harness.types import DraftTree, VerifyOutcome

@@ -279,13 +279,14 @@ def test_drafts_of_another_target(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--num-steps", "99"], "num_steps must be in [1, 32], got num_steps=99"),
-        (["--beams", "4,2"], "beams must be distinct, ascending and in [1, 32], got beams=[4, 2]"),
-        (["--beams", "1,99"], "beams must be distinct, ascending and in [1, 32], got beams=[1, 9"),
+        (["--num-steps", "99"], "--num-steps must be in [1, 32], got --num-steps=99"),
+        (["--beams", "4,2"], "--beams must be distinct, ascending and in [1, 32], got "),
+        (["--beams", "1,99"], "--beams must be distinct, ascending and in [1, 32], got "),
         (["--beams", "a"], "--beams must be numbers with commas, like 1,2,4,8, got 'a'"),
-        (["--temperature", "nan"], "temperature must be in [0, 10], got nan"),
+        (["--temperature", "nan"], "--temperature must be in [0, 10], got nan"),
+        (["--top-p", "2"], "--top-p must be in (0, 1], got 2.0"),
         (["--device", "nowhere"], "--device must be a torch device of this machine, such as cpu"),
-        (["--max-new-tokens", "5000"], "max_new_tokens must be at most 1017, got 5000"),
+        (["--max-new-tokens", "5000"], "--max-new-tokens must be at most 1017, got 5000"),
         (["--split", "neither"], "--split: invalid choice: 'neither'"),
     ],
     ids=lambda value: "".join(value[:2]) if isinstance(value, list) else "",
@@ -303,8 +304,8 @@ def test_recordings_that_are_impossible(pair, prompt_file, tmp_path, refused, op
         (json.dumps(ONE_PROMPT | {"split": "tune"}), "none of the 1 prompts belongs to the split"),
         (
             json.dumps(ONE_PROMPT | {"turns": ["w1 " * 1010]}),
-            "prompt 'a' has 1013 tokens, so that on this target of 1024 positions max_new_tokens "
-            "must be at most 11, got 128",
+            "prompt 'a' has 1013 tokens, so that on this target of 1024 positions "
+            "--max-new-tokens must be at most 11, got 128",
         ),
     ],
     ids=["empty", "json", "split", "long"],
@@ -316,10 +317,24 @@ def test_prompts_that_cannot_be_used(pair, tmp_path, refused, text, message):
     assert message in refused("record", *files, *pair)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", "mistyped"], "--text mistyped holds no text-*.safetensors: correct the path"),
+        (["--max-length", "9"], "--max-length must be at least 128"),
+        (["--lr", "3"], "--lr must be in (0, 1), got 3.0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_training_that_cannot_start(target_folder, tmp_path, refused, options, message):
+    models = ["--target", target_folder, "--out", tmp_path / "head"]
+    assert message in refused("train", *models, *options)
+
+
 @pytest.mark.parametrize("context", [["5", "1"], ["1", "5000"]], ids=" ".join)
 def test_profiles_that_are_impossible(pair, tmp_path, refused, context):
     message = refused("profile", "--out", tmp_path / "c.json", *pair, "--context", *context)
-    assert "context_len must be " in message
+    assert "--context must be " in message
 
 
 def test_contexts_outside_the_cost_table(work, prompt_file, pair, refused):

@@ -6,9 +6,10 @@ torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
 
-from sgl_eagle.reference.generate_text import ChatFormat, TextConfig, generate_text  # noqa: E402
+from sgl_eagle.reference.generate_text import ChatFormat, generate_text  # noqa: E402
 from sgl_eagle.reference.lockstep import LockstepDecoder  # noqa: E402
 from sgl_eagle.reference.starters import sample_starter  # noqa: E402
+from sgl_eagle.reference.text_config import TextConfig  # noqa: E402
 from sgl_eagle_harness.errors import CheckpointError, SglEagleError  # noqa: E402
 
 pytestmark = pytest.mark.reference

@@ -8,8 +8,10 @@ import tiny_models  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from sgl_eagle.reference.draft_checkpoint import load_draft  # noqa: E402
-from sgl_eagle.reference.generate_text import TextConfig, TextRows, write_text  # noqa: E402
-from sgl_eagle.reference.train import TrainConfig, learning_rate, train_draft  # noqa: E402
+from sgl_eagle.reference.generate_text import TextRows, write_text  # noqa: E402
+from sgl_eagle.reference.text_config import TextConfig  # noqa: E402
+from sgl_eagle.reference.train import learning_rate, train_draft  # noqa: E402
+from sgl_eagle.reference.train_config import TrainConfig  # noqa: E402
 from sgl_eagle.reference.train_data import (  # noqa: E402
     load_batch,
     load_text,

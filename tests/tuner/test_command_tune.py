@@ -98,19 +98,19 @@ def test_storage_resumes_the_same_study_and_starts_anew_on_other_inputs(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "code", "message"),
     [
-        (["--storage", "nonsense"], "--storage 'nonsense' cannot be used"),
-        (["--uncovered-limit", "2"], "uncovered_limit must be in [0, 1), got 2.0"),
-        (["--workload", "poetry"], "'poetry'"),
-        (["--batch-size", "8"], "batch_size"),
+        (["--storage", "nonsense"], 1, "--storage 'nonsense' cannot be used"),
+        (["--uncovered-limit", "2"], 2, "--uncovered-limit must be in [0, 1), got 2.0"),
+        (["--workload", "poetry"], 1, "'poetry'"),
+        (["--batch-size", "8"], 1, "batch_size"),
     ],
     ids=["storage", "limit", "workload", "batch"],
 )
-def test_bad_options_fail_in_one_line(shards, cost_path, tmp_path, capsys, options, message):
+def test_bad_options_fail_in_one_line(shards, cost_path, tmp_path, capsys, options, code, message):
     out = tmp_path / "policy.json"
     files = ["--cost", cost_path, "--out", str(out)]
-    assert main(["tune", *shards, *files, "--trials", "5", *options, "--quiet"]) == 1
+    assert main(["tune", *shards, *files, "--trials", "5", *options, "--quiet"]) == code
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1

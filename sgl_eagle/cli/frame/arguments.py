@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from sgl_eagle_harness.errors import SglEagleError
 
 
 class UsageError(SglEagleError, ValueError):
     """Arguments that parse one by one but make no sense together; exit code 2."""
+
+
+@contextmanager
+def naming_flags(**flags: str) -> Iterator[None]:
+    """Let what a configuration refuses name the flag that the user typed, not its own field.
+
+    Args:
+        flags: Field to flag, e.g. `num_trials="--trials"`.
+
+    Raises:
+        UsageError: In place of an error that says what one of the fields must be.
+        SglEagleError: Any other, as it was.
+    """
+    fields = "|".join(flags)
+    named = re.compile(rf"\b({fields})\b(?==| must| and)")
+    try:
+        yield
+    except SglEagleError as error:
+        message = named.sub(lambda match: flags[match[1]], str(error))
+        if message == str(error):
+            raise
+        raise UsageError(message) from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -42,15 +42,15 @@ def make_model(family: str = "llama", **changes: Any) -> Any:
     return model
 
 
-def make_pair(kind: str = "eagle3") -> tuple[Any, Target, Draft]:
-    """(Hugging Face model, target, draft) of random weights in float32."""
+def make_pair(kind: str = "eagle3", dtype: str = "float32") -> tuple[Any, Target, Draft]:
+    """(Hugging Face model, target, draft) of random weights."""
     import torch
 
     from sgl_eagle.reference.draft_config import parse_draft_config
     from sgl_eagle.reference.draft_models import Eagle1Draft, Eagle3Draft
     from sgl_eagle.reference.target import Target
 
-    model = make_model()
+    model = make_model().to(getattr(torch, dtype))
     architectures = {"eagle1": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
     raw = {
         "architectures": [architectures[kind]],
@@ -70,6 +70,7 @@ def make_pair(kind: str = "eagle3") -> tuple[Any, Target, Draft]:
     torch.manual_seed(1)
     cls = {"eagle1": Eagle1Draft, "eagle3": Eagle3Draft}[kind]
     draft = cls(config, embed_tokens=target.embed_tokens, lm_head=target.lm_head)
+    draft = draft.to(getattr(torch, dtype))
     return model, target, draft.eval().requires_grad_(False)
 
 
@@ -86,3 +87,8 @@ def tiny_pair(request: pytest.FixtureRequest) -> tuple[Any, Target, Draft]:
 @pytest.fixture(scope="session")
 def eagle3_pair() -> tuple[Any, Target, Draft]:
     return make_pair("eagle3")
+
+
+@pytest.fixture(scope="session")
+def bfloat16_pair() -> tuple[Any, Target, Draft]:
+    return make_pair("eagle3", "bfloat16")

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs torch installed")
 pytest.importorskip("transformers", reason="needs transformers installed")
 
 from sgl_eagle.reference.decode import Engine  # noqa: E402
-from sgl_eagle.reference.sampling import GREEDY, Sampling  # noqa: E402
+from sgl_eagle.reference.sampling_config import GREEDY, Sampling  # noqa: E402
 from sgl_eagle_harness.errors import PromptError  # noqa: E402
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
 from sgl_eagle_harness.policies.plain import PlainPolicy  # noqa: E402

@@ -8,11 +8,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch installed")
 pytest.importorskip("transformers", reason="needs transformers installed")
 
-from sgl_eagle.reference.comparison import compare_steps, compare_texts  # noqa: E402
+from sgl_eagle.reference.comparison import (  # noqa: E402
+    UnequalStep,
+    compare_steps,
+    compare_texts,
+)
 from sgl_eagle.reference.decode import Engine, Generation  # noqa: E402
 from sgl_eagle.reference.measure import encode_prompts, measure_policies  # noqa: E402
 from sgl_eagle.reference.prompts import load_prompts  # noqa: E402
-from sgl_eagle.reference.recorder import RecordConfig, record_prompts  # noqa: E402
+from sgl_eagle.reference.record_config import RecordConfig  # noqa: E402
+from sgl_eagle.reference.recorder import record_prompts  # noqa: E402
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
 from sgl_eagle_harness.policies.plain import PlainPolicy  # noqa: E402
 from sgl_eagle_harness.trace_schema import PromptSource  # noqa: E402
@@ -35,9 +40,10 @@ def generation(tokens, gaps=()):
         ([5, 6, 7], 1, 0, 0, None),
         ([5, 9, 7], 0, 1, 0, 0.01),
         ([9, 6, 7], 0, 0, 1, 2.0),
-        ([5, 6], 0, 1, 0, 0.01),
+        ([5, 6], 0, 0, 1, 3.0),
+        ([5, 6, 7, 8], 0, 0, 1, 3.0),
     ],
-    ids=["equal", "near tie", "different", "shorter"],
+    ids=["equal", "near tie", "different", "shorter", "longer"],
 )
 def test_the_first_difference_decides(other, equal, near_ties, different, gap):
     plain = generation([5, 6, 7], gaps=[2.0, 0.01, 3.0])
@@ -99,7 +105,16 @@ def test_engine_steps_agree_with_replay(measured, replayed):
 def test_steps_that_differ_from_replay_are_counted(measured, replayed):
     trace, table = replayed
     wrong = replace(table, num_accept_tokens=table.num_accept_tokens + 1)
-    assert compare_steps(trace, wrong, measured["tree"]).num_equal == 0
+    found = compare_steps(trace, wrong, measured["tree"])
+    assert found.num_equal == 0
+    assert len(found.unequal) == found.num_steps
+    first = measured["tree"].generations[0].steps[0]
+    assert found.unequal[0] == UnequalStep(
+        prompt_id=measured["tree"].prompts[0].id,
+        position=first.position,
+        num_accept_tokens=first.num_accept_tokens,
+        num_replayed=first.num_accept_tokens + 1,
+    )
     hidden = replace(table, uncovered=np.ones_like(table.uncovered))
     found = compare_steps(trace, hidden, measured["tree"])
     assert (found.num_prompts, found.num_steps) == (0, 0)

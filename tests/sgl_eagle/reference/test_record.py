@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="needs transformers installed")
 from sgl_eagle.reference import record  # noqa: E402
 from sgl_eagle.reference.decode import Engine  # noqa: E402
 from sgl_eagle.reference.record import RecordedText, decode_texts, record_text  # noqa: E402
-from sgl_eagle.reference.sampling import GREEDY, Sampling  # noqa: E402
+from sgl_eagle.reference.sampling_config import GREEDY, Sampling  # noqa: E402
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
 from sgl_eagle_harness.policies.plain import PlainPolicy  # noqa: E402
 from sgl_eagle_harness.policies.recording import RecordingPolicy  # noqa: E402

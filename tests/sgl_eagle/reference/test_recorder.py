@@ -7,8 +7,9 @@ pytest.importorskip("transformers", reason="needs transformers installed")
 
 from sgl_eagle.reference import recorder  # noqa: E402
 from sgl_eagle.reference.prompts import load_prompts  # noqa: E402
-from sgl_eagle.reference.recorder import RecordConfig, record_prompts  # noqa: E402
-from sgl_eagle.reference.sampling import Sampling  # noqa: E402
+from sgl_eagle.reference.record_config import RecordConfig  # noqa: E402
+from sgl_eagle.reference.recorder import record_prompts  # noqa: E402
+from sgl_eagle.reference.sampling_config import Sampling  # noqa: E402
 from sgl_eagle_harness.errors import OutputError, TreeLimitsError  # noqa: E402
 from sgl_eagle_harness.trace_schema import PromptSource  # noqa: E402
 from sgl_eagle_harness.trace_store import read_dense_trace, read_header  # noqa: E402

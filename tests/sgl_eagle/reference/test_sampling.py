@@ -7,7 +7,8 @@ from scipy import stats
 torch = pytest.importorskip("torch", reason="needs torch installed")
 
 from sgl_eagle.reference.best_tokens import best_tokens  # noqa: E402
-from sgl_eagle.reference.sampling import Sampling, choose_token, target_probs, uniform_at  # noqa: E402
+from sgl_eagle.reference.sampling import choose_token, target_probs, uniform_at  # noqa: E402
+from sgl_eagle.reference.sampling_config import Sampling  # noqa: E402
 from sgl_eagle.reference.verify import walk_tree  # noqa: E402
 from sgl_eagle_harness.errors import PolicyConfigError  # noqa: E402
 from sgl_eagle_harness.types import DraftTree  # noqa: E402
