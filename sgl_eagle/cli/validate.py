@@ -129,6 +129,7 @@ def _as_json(result: Validation) -> dict[str, object]:
                     "num_prompts": each.steps.num_prompts,
                     "num_steps": each.steps.num_steps,
                     "num_equal": each.steps.num_equal,
+                    "num_reproduced": sum(step.reproduced for step in each.step_differences),
                     "num_explained": len(each.step_differences) - each.num_unexplained_steps,
                     "num_unexplained": each.num_unexplained_steps,
                     "num_same_size": each.steps.num_same_size,
@@ -205,8 +206,8 @@ def _unexplained_lines(result: Validation) -> list[str]:
     ]
     steps = [
         f"{each.policy}, {step.prompt_id}, step at token {step.position}: accepted "
-        f"{step.num_accept_tokens}, replay {step.num_replayed}, "
-        f"controls {', '.join(map(str, step.controls))}"
+        f"{step.num_accept_tokens}, replay {step.num_replayed}, controls {step.fewest} to "
+        f"{step.most}"
         for each in result.policies
         for step in each.step_differences
         if not step.explained

@@ -9,7 +9,7 @@ import numpy as np
 
 from sgl_eagle.reference.check_row import CheckRow, failed, ok, warning
 from sgl_eagle.reference.decode import Engine, StepRecord
-from sgl_eagle.reference.explain import PromptControl
+from sgl_eagle.reference.explain import PromptControl, tokens_needed
 from sgl_eagle.reference.measure import EncodedPrompt, Measured, measure_policies
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
@@ -163,7 +163,13 @@ def _texts(run: SmokeRun) -> CheckRow:
     for prompt, plain, speculative in zip(
         run.plain.prompts, run.plain.generations, run.speculative.generations, strict=True
     ):
-        control = PromptControl(pair.target, pair.draft, plain, prompt.id)
+        control = PromptControl(
+            pair.target,
+            pair.draft,
+            plain,
+            num_tokens=tokens_needed(plain, speculative, []),
+            prompt_id=prompt.id,
+        )
         difference, _ = control.explain_run(speculative, policy, [])
         differences += [] if difference is None else [difference]
     unexplained = [each for each in differences if not each.explained]

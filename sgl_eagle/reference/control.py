@@ -8,7 +8,7 @@ one shape to another is therefore rounding, and what no shape changes is not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +19,9 @@ from sgl_eagle.reference.decode import Generation
 from sgl_eagle.reference.draft_models import Draft
 from sgl_eagle.reference.target import Target
 from sgl_eagle.reference.tree_drafter import DraftCache
-from sgl_eagle_harness.draft_loop import grow_trees, verify_tree
+from sgl_eagle_harness.draft_loop import Drafter, grow_trees, verify_tree
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import BatchContext, DraftTree
+from sgl_eagle_harness.types import BatchContext, CandidateTrees, DraftTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,13 @@ def rerun_text(
         target: Target model.
         prompt: Token ids.
         completion: Token ids.
-        passes: Passes that keep every token of the completion but the last.
+        passes: Passes that keep every token of the completion but the last; those beyond it are
+            left out.
 
     Returns:
         What the target made of it.
     """
+    passes = [each for each in passes if each.first < len(completion) - 1]
     widest = max((each.num_tokens for each in passes), default=0)
     padded = torch.tensor([*completion, *[completion[-1]] * widest], device=target.device)
     cache = target.make_cache(len(prompt) + len(padded))
@@ -120,6 +122,20 @@ def rerun_text(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redraft:
+    """A step drafted again.
+
+    Attributes:
+        candidates: All nodes drafted.
+        num_accept_tokens: Tokens that the step emits, bonus token included, cut at the end of the
+            text.
+    """
+
+    candidates: CandidateTrees
+    num_accept_tokens: int
+
+
 @torch.inference_mode()
 def redraft_steps(
     draft: Draft,
@@ -129,7 +145,8 @@ def redraft_steps(
     *,
     text: Sequence[int],
     positions: Collection[int],
-) -> dict[int, int]:
+    wrap: Callable[[int, Drafter], Drafter] = lambda _position, drafter: drafter,
+) -> dict[int, Redraft]:
     """Draft some steps of a run again, from other features.
 
     Args:
@@ -139,15 +156,16 @@ def redraft_steps(
         policy: What the run was decoded with.
         text: Completion that decides what is accepted; equal to the run's up to the last position.
         positions: Positions of the speculative steps to draft.
+        wrap: Given position and drafter of a step, returns the drafter to use.
 
     Returns:
-        Position to tokens that the step emits, bonus token included, cut at the end of the text.
+        Position to what was drafted there.
     """
     num_prompt, device = len(run.prompt), draft.embed_tokens.device
     tokens = torch.tensor([*run.prompt, *text], device=device)
     cache = DraftCache(draft, capacity=len(tokens))
     cache.extend(rerun.features[: num_prompt - 1], tokens[1:num_prompt])
-    emitted: dict[int, int] = {}
+    redrafts: dict[int, Redraft] = {}
     for step in run.steps:
         if not step.speculated or step.position > max(positions):
             continue
@@ -160,12 +178,16 @@ def redraft_steps(
             context_len=np.array([root]),
             num_pending=np.array([root - start]),
         )
-        trees = grow_trees(cache.drafter(roots.take(slice(-1, None))), policy, batch)
-        columns = policy.select_verify(trees, batch)[0]
-        tree = verify_tree(trees, 0, columns, int(tokens[root]))
+        drafter = wrap(step.position, cache.drafter(roots.take(slice(-1, None))))
+        candidates = grow_trees(drafter, policy, batch)
+        columns = policy.select_verify(candidates, batch)[0]
+        tree = verify_tree(candidates, 0, columns, int(tokens[root]))
         left = text[step.position :]
-        emitted[step.position] = min(1 + count_spelled(tree, left), len(left))
-    return emitted
+        redrafts[step.position] = Redraft(
+            candidates=candidates,
+            num_accept_tokens=min(1 + count_spelled(tree, left), len(left)),
+        )
+    return redrafts
 
 
 def count_spelled(tree: DraftTree, text: Sequence[int]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from sgl_eagle.reference.comparison import UnequalStep, first_difference
 from sgl_eagle.reference.control import (
+    Redraft,
     Rerun,
     engine_passes,
     even_passes,
@@ -15,8 +18,11 @@ from sgl_eagle.reference.control import (
 )
 from sgl_eagle.reference.decode import Generation
 from sgl_eagle.reference.draft_models import Draft
+from sgl_eagle.reference.leaning import LeaningDrafter, measure_moves
 from sgl_eagle.reference.target import Target
+from sgl_eagle_harness.draft_loop import Drafter
 from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.types import FloatArray
 
 CONTROL_SIZES = (2, 4, 8, 16, 32)
 """Tokens a pass of the controls, besides the engine's own passes without their trees."""
@@ -55,6 +61,9 @@ class StepDifference:
         num_accept_tokens: As the engine ran it, bonus token included.
         num_replayed: As replayed.
         controls: Tokens that the step emits when drafted from the features of each control.
+        moved: How far the controls move a node's log path confidence at most.
+        fewest: Tokens emitted if all scores move that far, depth by depth, against the text.
+        most: The same in its favour.
     """
 
     prompt_id: str
@@ -62,28 +71,57 @@ class StepDifference:
     num_accept_tokens: int
     num_replayed: int
     controls: tuple[int, ...]
+    moved: float
+    fewest: int
+    most: int
+
+    @property
+    def reproduced(self) -> bool:
+        """Features of some pass without a tree make the draft do what it did in the engine."""
+        return self.num_accept_tokens in self.controls
 
     @property
     def explained(self) -> bool:
-        """Features of some pass without a tree make the draft do what it did in the engine."""
-        return self.num_accept_tokens in self.controls
+        """The policy's decision hangs on less than what rounding moves the draft's scores."""
+        return self.reproduced or self.fewest <= self.num_accept_tokens <= self.most
+
+
+def tokens_needed(plain: Generation, run: Generation, unequal: Sequence[UnequalStep]) -> int:
+    """How much of the plain text must be read again to explain a run.
+
+    Args:
+        plain: Greedy run of plain decoding.
+        run: Greedy run of a policy.
+        unequal: Its steps that differ from their replay.
+
+    Returns:
+        Tokens of the completion; 0 if there is nothing to explain.
+    """
+    parting = first_difference(plain.tokens, run.tokens)
+    ends = [step.position for step in unequal]
+    return max([0, *ends] if parting is None else [parting + 1, *ends])
 
 
 class PromptControl:
     """Reruns of one prompt's plain text, made when they are needed and shared by all policies."""
 
-    def __init__(self, target: Target, draft: Draft, plain: Generation, prompt_id: str) -> None:
+    def __init__(
+        self, target: Target, draft: Draft, plain: Generation, *, num_tokens: int, prompt_id: str
+    ) -> None:
         """Take what is to be controlled.
 
         Args:
             target: Target model.
             draft: Draft model.
             plain: Greedy run of plain decoding.
+            num_tokens: Tokens of its completion to read again, at least `tokens_needed` of every
+                run that is to be explained.
             prompt_id: For the findings.
         """
         self._target = target
         self._draft = draft
         self._plain = plain
+        self._num_tokens = num_tokens
         self._prompt_id = prompt_id
         self._even: dict[int, Rerun] = {}
 
@@ -103,7 +141,8 @@ class PromptControl:
         position = first_difference(self._plain.tokens, run.tokens)
         if position is None and not unequal:
             return None, ()
-        own = rerun_text(self._target, run.prompt, run.tokens, engine_passes(run))
+        needed = tokens_needed(self._plain, run, unequal)
+        own = rerun_text(self._target, run.prompt, run.tokens[:needed], engine_passes(run))
         difference = None if position is None else self._text_difference(run, own, position)
         return difference, self._step_differences(run, own, policy, unequal)
 
@@ -130,31 +169,52 @@ class PromptControl:
     ) -> tuple[StepDifference, ...]:
         if not unequal:
             return ()
-        controls = [
-            redraft_steps(
-                self._draft,
-                rerun,
-                run,
-                policy,
-                text=self._plain.tokens,
-                positions={step.position for step in unequal},
+        text = self._plain.tokens
+        positions = {step.position for step in unequal}
+
+        def redraft(rerun: Rerun, moves: Mapping[int, FloatArray]) -> dict[int, Redraft]:
+            def lean(position: int, drafter: Drafter) -> Drafter:
+                if position not in moves:
+                    return drafter
+                vocab_size = len(self._draft.lm_head)
+                return LeaningDrafter(
+                    drafter, text[position:], moves[position], vocab_size=vocab_size
+                )
+
+            return redraft_steps(
+                self._draft, rerun, run, policy, text=text, positions=positions, wrap=lean
             )
-            for rerun in (own, *(self._rerun_evenly(size) for size in (1, *CONTROL_SIZES)))
-        ]
+
+        evenly = [self._rerun_evenly(size) for size in (1, *CONTROL_SIZES)]
+        redrafts = [redraft(rerun, {}) for rerun in (own, *evenly)]
+        moves = {
+            position: measure_moves(
+                redrafts[0][position].candidates,
+                [other[position].candidates for other in redrafts[1:]],
+            )
+            for position in positions
+        }
+        deepest = 0 if policy.limits is None else policy.limits.num_steps
+        moves = {at: np.pad(move, (0, deepest - len(move))) for at, move in moves.items()}
+        against = redraft(own, {at: -move for at, move in moves.items()})
+        in_favour = redraft(own, moves)
         return tuple(
             StepDifference(
                 prompt_id=self._prompt_id,
                 position=step.position,
                 num_accept_tokens=step.num_accept_tokens,
                 num_replayed=step.num_replayed,
-                controls=tuple(control[step.position] for control in controls),
+                controls=tuple(each[step.position].num_accept_tokens for each in redrafts),
+                moved=float(moves[step.position].max()),
+                fewest=against[step.position].num_accept_tokens,
+                most=in_favour[step.position].num_accept_tokens,
             )
             for step in unequal
         )
 
     def _rerun_evenly(self, size: int) -> Rerun:
         if size not in self._even:
-            plain = self._plain
-            passes = even_passes(len(plain.tokens), size)
-            self._even[size] = rerun_text(self._target, plain.prompt, plain.tokens, passes)
+            text = self._plain.tokens[: self._num_tokens]
+            passes = even_passes(len(text), size)
+            self._even[size] = rerun_text(self._target, self._plain.prompt, text, passes)
         return self._even[size]

@@ -18,6 +18,7 @@ from sgl_eagle.reference.explain import (
     PromptControl,
     StepDifference,
     TextDifference,
+    tokens_needed,
 )
 from sgl_eagle.reference.measure import Measured, encode_prompts, measure_policies
 from sgl_eagle.reference.pair import Pair
@@ -149,11 +150,21 @@ def validate_pair(
     step_differences: dict[str, list[StepDifference]] = {name: [] for name in specs}
     advance = on_stage("explain", len(encoded), "prompt")
     for index, prompt in enumerate(encoded):
-        control = PromptControl(pair.target, pair.draft, plain.generations[index], prompt.id)
+        reference = plain.generations[index]
+        runs = {name: each.generations[index] for name, each in measured.items()}
+        unequal = {
+            name: [step for step in each.unequal if step.prompt_id == prompt.id]
+            for name, each in steps.items()
+        }
+        control = PromptControl(
+            pair.target,
+            pair.draft,
+            reference,
+            num_tokens=max(tokens_needed(reference, runs[name], unequal[name]) for name in runs),
+            prompt_id=prompt.id,
+        )
         for name, policy in policies.items():
-            unequal = [step for step in steps[name].unequal if step.prompt_id == prompt.id]
-            run = measured[name].generations[index]
-            text, differences = control.explain_run(run, policy, unequal)
+            text, differences = control.explain_run(runs[name], policy, unequal[name])
             texts[name] += [] if text is None else [text]
             step_differences[name] += differences
         advance(1)

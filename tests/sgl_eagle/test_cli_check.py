@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="needs transformers installed")
 import tiny_models  # noqa: E402
 
 from sgl_eagle.cli import main  # noqa: E402
+from sgl_eagle.reference import verify  # noqa: E402
 from sgl_eagle.reference.check_weights import untrained_reason  # noqa: E402
 
 NUM_WORDS = len(tiny_models.WORDS)
@@ -68,6 +69,16 @@ def test_draft_that_never_hits_fails(check, copy, good_draft):
     assert outcomes(rows) == {"weight values": "warning", "accept length": "failed"}
     assert "no draft was ever accepted" in rows["accept length"]["found"]
     assert "LM head: its own, [96, 64]" in rows["head"]["found"]
+
+
+def test_engine_that_reads_the_wrong_node_fails(check, good_draft, monkeypatch):
+    sound = verify.walk_tree
+    monkeypatch.setattr(
+        verify, "walk_tree", lambda tree, logits, *rest: sound(tree, logits.roll(1, 0), *rest)
+    )
+    code, rows = check(good_draft)
+    assert (code, rows["greedy text"]["outcome"]) == (1, "failed")
+    assert "differ where it does not (first: chat-0, token " in rows["greedy text"]["found"]
 
 
 def test_accept_length_at_its_maximum_is_warned_of(check, good_draft, tmp_path):

@@ -20,6 +20,7 @@ from sgl_eagle.reference.explain import (  # noqa: E402
     PromptControl,
     StepDifference,
     TextDifference,
+    tokens_needed,
 )
 from sgl_eagle.reference.target import KvCache  # noqa: E402
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
@@ -51,7 +52,8 @@ def text_differences(pair):
         plain = decode(pair, prompt, PlainPolicy())
         run = decode(pair, prompt, WIDE)
         num_correct_drafts += sum(step.num_accept_tokens - 1 for step in run.steps)
-        control = PromptControl(*pair, plain, prompt_id="p")
+        num_tokens = tokens_needed(plain, run, [])
+        control = PromptControl(*pair, plain, num_tokens=num_tokens, prompt_id="p")
         found.append(control.explain_run(run, WIDE, [])[0])
     assert num_correct_drafts > 0, "nothing was ever accepted: the test shows nothing"
     return [difference for difference in found if difference is not None]
@@ -89,7 +91,8 @@ def test_steps_drafted_from_a_rerun_are_the_engines(eagle3_pair, size):
         rerun = rerun_text(target, run.prompt, run.tokens, passes)
         expected = {step.position: step.num_accept_tokens for step in run.steps}
         arguments = {"text": run.tokens, "positions": set(expected)}
-        assert redraft_steps(draft, rerun, run, WIDE, **arguments) == expected
+        redrafts = redraft_steps(draft, rerun, run, WIDE, **arguments)
+        assert {at: each.num_accept_tokens for at, each in redrafts.items()} == expected
 
 
 def test_a_rerun_predicts_the_text_it_reads(pair):
@@ -125,12 +128,13 @@ def test_features_of_the_wrong_nodes_are_not_explained(eagle3_pair, monkeypatch)
                 prompt_id="p",
                 position=step.position,
                 num_accept_tokens=step.num_accept_tokens,
-                num_replayed=replayed[step.position],
+                num_replayed=replayed[step.position].num_accept_tokens,
             )
             for step in run.steps
-            if replayed[step.position] != step.num_accept_tokens
+            if replayed[step.position].num_accept_tokens != step.num_accept_tokens
         ]
-        control = PromptControl(target, draft, plain, prompt_id="p")
+        num_tokens = tokens_needed(plain, run, unequal)
+        control = PromptControl(target, draft, plain, num_tokens=num_tokens, prompt_id="p")
         _, differences = control.explain_run(run, WIDE, unequal)
         assert [each.position for each in differences] == [each.position for each in unequal]
         verdicts += [each.explained for each in differences]
@@ -149,13 +153,29 @@ def test_a_text_is_explained_if_its_gap_is_moved_as_far(gap, moved, explained):
 
 
 @pytest.mark.parametrize(
-    ("controls", "explained"), [((3, 2, 2), True), ((2, 2, 4), False)], ids=str
+    ("controls", "fewest", "most", "reproduced", "explained"),
+    [
+        ((4, 2, 2), 2, 2, True, True),
+        ((2, 2, 6), 2, 3, False, False),
+        ((2, 2, 2), 1, 4, False, True),
+        ((6, 6), 5, 6, False, False),
+    ],
+    ids=str,
 )
-def test_a_step_is_explained_if_a_control_accepts_as_many(controls, explained):
+def test_a_step_is_explained_within_the_reach_of_rounding(
+    controls, fewest, most, reproduced, explained
+):
     step = StepDifference(
-        prompt_id="p", position=3, num_accept_tokens=3, num_replayed=2, controls=controls
+        prompt_id="p",
+        position=3,
+        num_accept_tokens=4,
+        num_replayed=2,
+        controls=controls,
+        moved=0.1,
+        fewest=fewest,
+        most=most,
     )
-    assert step.explained == explained
+    assert (step.reproduced, step.explained) == (reproduced, explained)
 
 
 def test_a_text_that_ends_early_is_not_explained(eagle3_pair):
@@ -165,7 +185,8 @@ def test_a_text_that_ends_early_is_not_explained(eagle3_pair):
         PROMPTS[2], WIDE, max_new_tokens=12, stop_tokens=frozenset()
     )
     assert first_difference(plain.tokens, short.tokens) == 12
-    difference, _ = PromptControl(target, draft, plain, prompt_id="p").explain_run(short, WIDE, [])
+    control = PromptControl(target, draft, plain, num_tokens=13, prompt_id="p")
+    difference, _ = control.explain_run(short, WIDE, [])
     assert difference == TextDifference(prompt_id="p", position=12, gap=None, moved=0.0)
 
 

@@ -19,9 +19,16 @@ def text(*, moved):
     return TextDifference(prompt_id="chat-1", position=7, gap=0.25, moved=moved)
 
 
-def step(*, controls):
+def step(*, controls, most=2):
     return StepDifference(
-        prompt_id="chat-2", position=4, num_accept_tokens=3, num_replayed=1, controls=controls
+        prompt_id="chat-2",
+        position=4,
+        num_accept_tokens=3,
+        num_replayed=1,
+        controls=controls,
+        moved=0.125,
+        fewest=1,
+        most=most,
     )
 
 
@@ -69,7 +76,7 @@ def cost_file(target_folder, good_draft, tmp_path_factory):
         if dtype not in files:
             files[dtype] = str(tmp_path_factory.mktemp("costs") / "cost.json")
             models = ["--target", str(target_folder), "--draft", str(good_draft)]
-            options = ["--repeats", "1", "--context", "1", "--dtype", dtype, "--quiet"]
+            options = ["--repeats", "1", "--context", "1", "64", "--dtype", dtype, "--quiet"]
             assert main(["profile", "--out", files[dtype], *models, *options]) == 0
         return files[dtype]
 
@@ -93,7 +100,7 @@ def run_validate(target_folder, good_draft, prompt_file, cost_file, capsys):
 def test_unexplained_differences_are_counted_listed_and_exit_1(run_validate, monkeypatch):
     result = validation(
         texts=[text(moved=0.25), text(moved=0.125)],
-        steps=[step(controls=(3,)), step(controls=(3,)), step(controls=(1, 2))],
+        steps=[step(controls=(3,)), step(controls=(1,), most=3), step(controls=(1, 2))],
     )
     monkeypatch.setattr(validate, "validate_pair", lambda *_, **__: result)
     code, out = run_validate()
@@ -114,7 +121,7 @@ def test_unexplained_differences_are_counted_listed_and_exit_1(run_validate, mon
         "2.00",
     ]
     assert "eagle2, chat-1, token 7: logit gap 0.25 crossed, the controls move it by 0.125" in lines
-    assert "eagle2, chat-2, step at token 4: accepted 3, replay 1, controls 1, 2" in lines
+    assert "eagle2, chat-2, step at token 4: accepted 3, replay 1, controls 1 to 2" in lines
     assert lines[-1] == "FAILED"
     policy = json.loads(run_validate("--format", "json")[1])["policies"][0]
     counts = {
@@ -127,6 +134,7 @@ def test_unexplained_differences_are_counted_listed_and_exit_1(run_validate, mon
             "num_prompts": 10,
             "num_steps": 200,
             "num_equal": 197,
+            "num_reproduced": 1,
             "num_explained": 2,
             "num_unexplained": 1,
             "num_same_size": 190,
