@@ -53,11 +53,11 @@ def test_without_a_move_nothing_changes():
 def test_paths_gain_on_the_text_and_lose_off_it_by_their_depths_move():
     plain, leant = scores(lean([1, 0, 1], [0.0] * 3)), scores(lean([1, 0, 1], [0.1, 0.05, 0.2]))
     moves = {path: leant[path] - plain[path] for path in plain.keys() & leant.keys()}
-    assert moves[1,] == pytest.approx(0.1)
-    assert moves[0,] == pytest.approx(-0.1)
-    assert moves[1, 0] == pytest.approx(0.05)
-    assert moves[1, 1] == pytest.approx(-0.05)
-    assert moves[1, 0, 1] == pytest.approx(0.2)
+    assert moves[1,] == pytest.approx(0.1, abs=1e-6)
+    assert moves[0,] == pytest.approx(-0.1, abs=1e-6)
+    assert moves[1, 0] == pytest.approx(0.05, abs=1e-6)
+    assert moves[1, 1] == pytest.approx(-0.05, abs=1e-6)
+    assert moves[1, 0, 1] == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_child_beyond_topk_moves_in_if_the_text_is_close_enough():
@@ -72,5 +72,5 @@ def test_probabilities_never_pass_1():
 
 def test_moves_are_the_largest_of_each_depth():
     one, two = lean([0, 0, 0], [0.0] * 3), lean([0, 0, 0], [0.01, 0.02, 0.03])
-    assert measure_moves(one, [two, one]) == pytest.approx([0.01, 0.02, 0.03])
+    assert measure_moves(one, [two, one]) == pytest.approx([0.01, 0.02, 0.03], abs=1e-6)
     assert measure_moves(one, []).tolist() == [0.0] * 3
