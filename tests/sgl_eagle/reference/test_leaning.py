@@ -51,13 +51,11 @@ def test_without_a_move_nothing_changes():
 
 
 def test_paths_gain_on_the_text_and_lose_off_it_by_their_depths_move():
-    plain, leant = scores(lean([1, 0, 1], [0.0] * 3)), scores(lean([1, 0, 1], [0.1, 0.05, 0.2]))
+    text = [0, 1, 0]
+    plain, leant = scores(lean(text, [0.0] * 3)), scores(lean(text, [0.1, 0.05, 0.2]))
     moves = {path: leant[path] - plain[path] for path in plain.keys() & leant.keys()}
-    assert moves[1,] == pytest.approx(0.1, abs=1e-6)
-    assert moves[0,] == pytest.approx(-0.1, abs=1e-6)
-    assert moves[1, 0] == pytest.approx(0.05, abs=1e-6)
-    assert moves[1, 1] == pytest.approx(-0.05, abs=1e-6)
-    assert moves[1, 0, 1] == pytest.approx(0.2, abs=1e-6)
+    expected = {(0,): 0.1, (1,): -0.1, (0, 1): 0.05, (0, 0): -0.05, (0, 1, 0): 0.2}
+    assert {path: moves[path] for path in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_child_beyond_topk_moves_in_if_the_text_is_close_enough():
