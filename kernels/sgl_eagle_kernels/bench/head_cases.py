@@ -34,6 +34,7 @@ CLUSTER_SIZE, NUM_CLUSTERS = 128, 8
 LOG_PROB_TOLERANCE = 2e-3  # sums of bfloat16 products in float32, in another order
 FULL = "full head"
 """The baseline that all are compared with."""
+OUR_FULL = "full head, our ranking"
 
 
 def choose_tile_size(num_tokens: int) -> int:
@@ -150,7 +151,7 @@ def our_full_case(num_tokens: int, hidden: int, num_rows: int) -> Case:
 
     return Case(
         op="lm_head",
-        variant="full head, our ranking",
+        variant=OUR_FULL,
         shape={"V": num_tokens, "H": hidden, "rows": num_rows},
         floor_bytes=HALF_BYTES * hidden * (num_tokens + num_rows),
         prepare=prepare,

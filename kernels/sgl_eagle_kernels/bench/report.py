@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 from sgl_eagle_kernels.bench.case import BenchResult, Environment, Measurement
 from sgl_eagle_kernels.bench.costs import collect_head_costs
-from sgl_eagle_kernels.bench.head_cases import FULL
+from sgl_eagle_kernels.bench.head_cases import FULL, OUR_FULL
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -28,10 +29,11 @@ tr:nth-child(even) { background: #8881 } svg { max-width: 100%; height: auto }
 <h1>{{ title }}</h1>
 <p>{{ setting }}</p>
 <p>Medians over CUDA graph replays; inputs rotate so that none is found in the cache. A kernel is
-timed only if it agreed with its reference on the same input. The byte floor reads every weight once
-at the memory ceiling; rows of the full head that the shortlists of several rows share count once.
-The last column leaves out {{ launches }} for each launch, which is what an empty kernel takes in a
-chain.</p>
+timed only if it agreed with its reference on the same input. The full head that others are compared
+with is torch's matrix product, log-softmax and top-k; the next column compares with the same
+product ranked by our kernels. The byte floor reads every weight once at the memory ceiling; rows of
+the full head that the shortlists of several rows share count once. The last column leaves out
+{{ launches }} for each launch, which is what an empty kernel takes in a chain.</p>
 {{ figure | safe }}
 {% for table in tables %}
 <h2>{{ table.title }}</h2>
@@ -77,8 +79,8 @@ def build_tables(result: BenchResult) -> list[Table]:
             title += f", topk {shape['topk']}"
         groups.setdefault(title, []).append(measurement)
     head = [
-        "route", "rows", "median us", "p10 to p90", "against full head", "of the byte floor",
-        "without launches",
+        "route", "rows", "median us", "p10 to p90", "against full head", "with our ranking",
+        "of the byte floor", "without launches",
     ]  # fmt: skip
     return [
         Table(title=title, head=head, rows=[_row(one, group, result.environment) for one in group])
@@ -88,25 +90,29 @@ def build_tables(result: BenchResult) -> list[Table]:
 
 def _row(measurement: Measurement, group: list[Measurement], environment: Environment) -> list[str]:
     rows = _count_rows(measurement)
+    name = [measurement.variant, str(rows or "")]
     if measurement.median_us is None:
         why = "" if measurement.parity == "equal" else f": {measurement.parity}"
-        return [measurement.variant, str(rows), f"not measured{why}", "", "", "", ""]
-    base = [
-        one.median_us
-        for one in group
-        if one.variant == FULL and _count_rows(one) == rows and one.median_us is not None
-    ]
+        return [*name, f"not measured{why}", *[""] * 5]
     floor_us = measurement.floor_bytes / environment.ceiling_bytes_per_us
     working_us = working_time_us(measurement, environment)
     return [
-        measurement.variant,
-        str(rows),
+        *name,
         f"{measurement.median_us:.1f}",
         f"{measurement.p10_us:.1f} to {measurement.p90_us:.1f}",
-        f"{base[0] / measurement.median_us:.2f}x" if base else "",
+        _compare(measurement, group, FULL),
+        _compare(measurement, group, OUR_FULL),
         f"{floor_us / measurement.median_us:.0%}",
         "" if working_us is None else f"{floor_us / working_us:.0%}",
     ]
+
+
+def _compare(measurement: Measurement, group: list[Measurement], variant: str) -> str:
+    rows = _count_rows(measurement)
+    for one in group:
+        if one.variant == variant and _count_rows(one) == rows and one.median_us is not None:
+            return f"{one.median_us / (measurement.median_us or math.inf):.2f}x"
+    return ""
 
 
 def _count_rows(measurement: Measurement) -> int:
@@ -130,7 +136,9 @@ def working_time_us(measurement: Measurement, environment: Environment) -> float
 
 
 def draw_roofline(result: BenchResult) -> str:
-    """Time against bytes, with the line that the memory ceiling draws.
+    """Time of LM heads against bytes, with the line that the memory ceiling draws.
+
+    The tree operators move too few bytes to be seen beside them.
 
     Args:
         result: One run.
@@ -140,7 +148,8 @@ def draw_roofline(result: BenchResult) -> str:
     """
     figure = Figure(figsize=(9, 5))
     axes = figure.subplots()
-    timed = [one for one in result.measurements if one.median_us is not None]
+    heads = [one for one in result.measurements if one.op == "lm_head"]
+    timed = [one for one in heads if one.median_us is not None]
     for family in dict.fromkeys(_family(one) for one in timed):
         points = [one for one in timed if _family(one) == family]
         axes.loglog(
@@ -165,8 +174,6 @@ def draw_roofline(result: BenchResult) -> str:
 
 
 def _family(measurement: Measurement) -> str:
-    if measurement.op != "lm_head":
-        return measurement.op
     return measurement.variant.split(",")[0].rstrip("0123456789x ").removesuffix(" to")
 
 
@@ -197,7 +204,7 @@ def render_page(result: BenchResult, title: str) -> str:
 
 
 def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
-    """Write `name.json`, `name.html` and, where heads were timed, `name-head-costs.json`.
+    """Write `name.json`, `name.html` and, where heads were timed, `name-costs.json`.
 
     Args:
         result: One run.
@@ -214,7 +221,7 @@ def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
     }
     costs = collect_head_costs(result, f"{name}.json")
     if costs.heads:
-        texts["-head-costs.json"] = costs.model_dump_json(indent=1) + "\n"
+        texts["-costs.json"] = costs.model_dump_json(indent=1) + "\n"
     files = []
     for suffix, text in texts.items():
         path = folder / f"{name}{suffix}"

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -11,6 +13,8 @@ from sgl_eagle_kernels.lm_head.dispatch import (  # noqa: E402
     choose_route,
     read_head_costs,
 )
+
+REPORTS = Path(__file__).parents[3] / "reports" / "kernels"
 
 
 @pytest.fixture
@@ -85,6 +89,17 @@ def test_files_are_read_strictly(cost_file, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"costs\.json: not a file of head costs"):
             read_head_costs(path)
+
+
+@pytest.mark.parametrize("path", sorted(REPORTS.glob("*-costs.json")), ids=lambda path: path.name)
+def test_published_costs_choose_a_route_for_every_measured_size(path):
+    for head in (file := read_head_costs(path)).heads:
+        assert (path.parent / file.source).exists()
+        assert choose_route(head, 1) == "local"
+        for num_rows in head.routes["local"].rows:
+            chosen = choose_route(head, num_rows)
+            others = [head.route_us(route, num_rows) for route in head.routes]
+            assert head.route_us(chosen, num_rows) == min(others)
 
 
 def test_the_chosen_head_runs(head_maker, costs):
