@@ -122,7 +122,7 @@ def test_evaluate_compares_heads_with_the_full_one(draft_folder, models, prompt_
     grid = ["--ranks", "24,48", "--shortlists", "global:24,local:8:2"]
     assert main([*judge, *sizes, *grid, *models]) == 0
     result = json.loads(capsys.readouterr().out)
-    heads = [(score["rank"], score["shortlist"]) for score in result["scores"]]
+    heads = [(score["rank"], score["route"]) for score in result["scores"]]
     assert heads == [
         (None, "full head"),
         *[
@@ -135,4 +135,34 @@ def test_evaluate_compares_heads_with_the_full_one(draft_folder, models, prompt_
     assert full["accept_length"] > 2
     assert all(score["accept_length"] <= full["accept_length"] + 0.2 for score in others)
     assert result["num_rows"] % 3 == 0
-    assert result["factors"]["method"] == "states-svd"
+    assert [info["method"] for info in result["factors"]] == ["states-svd"]
+
+
+def test_all_routes_make_a_page_and_its_numbers(
+    tmp_path, draft_folder, models, prompt_file, capsys
+):
+    page = tmp_path / "heads.html"
+    judge = ["head", "evaluate", "--draft", str(draft_folder), "--prompts", str(prompt_file)]
+    sizes = ["--limit", "1", "--max-new-tokens", "12", "--num-steps", "3", "--topk", "4"]
+    grid = ["--shortlists", "local:8:2", "--routes", "all", "--report", str(page)]
+    assert main([*judge, *sizes, *grid, *models]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    stored = json.loads(page.with_suffix(".json").read_text())
+    assert stored["scores"] == shown["scores"]
+    assert stored["provenance"]["command"]
+    # 96 tokens are one cluster of 128, and fewer than any trimmed vocabulary.
+    assert [score["route"] for score in stored["scores"]] == [
+        "full head",
+        "low rank alone",
+        "local 8 x 2, shuffled",
+        "int8 full head, global 256",
+        "int8 factor, global 256",
+    ]
+    text = page.read_text()
+    assert "<svg" in text
+    assert "local 8 x 2, shuffled" in text
+
+
+def test_a_page_must_be_html(draft_folder, models, capsys):
+    assert main(["head", "evaluate", "--draft", str(draft_folder), "--report", "x.json", *models])
+    assert "--report must name a file ending in .html, got x.json" in capsys.readouterr().err

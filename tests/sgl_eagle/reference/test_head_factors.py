@@ -19,7 +19,7 @@ from sgl_eagle.reference.head_checkpoint import (  # noqa: E402
     load_two_stage_head,
     save_factors,
 )
-from sgl_eagle.reference.head_evaluate import evaluate_heads  # noqa: E402
+from sgl_eagle.reference.head_evaluate import evaluate_routes  # noqa: E402
 from sgl_eagle.reference.head_factors import (  # noqa: E402
     HeadProjection,
     factorize_head,
@@ -27,6 +27,7 @@ from sgl_eagle.reference.head_factors import (  # noqa: E402
     row_norms,
     smooth_frequencies,
 )
+from sgl_eagle.reference.head_routes import shortlist_routes  # noqa: E402
 from sgl_eagle.reference.head_states import HeadStates  # noqa: E402
 from sgl_eagle_harness.errors import CheckpointError  # noqa: E402
 from sgl_eagle_kernels.lm_head import GlobalTop, LocalTop  # noqa: E402
@@ -235,12 +236,17 @@ def test_evaluation_of_a_head_of_full_rank_finds_no_loss(eagle3_pair):
     tokens[0, ::2] = (tokens[0, ::2] + 1) % 24  # every second chain fails at once
     tokens[1, 1::4] = -1  # and half of the others ends with the text
     factors = factorize_head(draft.lm_head, 24).apply(draft.lm_head)
-    full, alone, wide, narrow = evaluate_heads(
+    routes = shortlist_routes(
+        draft.lm_head,
+        factors,
+        [24],
+        [GlobalTop(num_candidates=24), LocalTop(tile_size=12, per_tile=1)],
+        method="svd",
+    )
+    full, alone, wide, narrow = evaluate_routes(
         draft,
         HeadStates(inputs, tokens),
-        factors,
-        ranks=[24],
-        shortlists=[GlobalTop(num_candidates=24), LocalTop(tile_size=12, per_tile=1)],
+        routes,
         topk=4,
         on_score=lambda: None,
     )
