@@ -69,12 +69,14 @@ def evaluate(args: argparse.Namespace) -> int:
         scores = evaluate_routes(
             pair.draft, states, routes, topk=args.topk, on_score=lambda: advance(1)
         )
+    here = collect_provenance(seed=0)
+    on_gpu = pair.target.device.startswith("cuda")
     quality = HeadQuality(
-        provenance=collect_provenance(seed=0),
+        provenance=here,
         target=pair.target_identity.name,
         draft=pair.draft_identity.name,
         draft_sha256=pair.draft_identity.sha256,
-        device=pair.target.device,
+        device=(here.gpu or "GPU") if on_gpu else here.cpu,
         dtype=pair.dtype,
         num_prompts=len(prompts),
         max_new_tokens=args.max_new_tokens,

@@ -199,6 +199,8 @@ def draw_scores(scores: list[HeadScore]) -> str:
         )
     axes.axhline(scores[0].accept_length, color="gray", linewidth=0.8)
     axes.set_xlabel("weights read for one row, MB")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("accept length")
     axes.legend()
     figure.tight_layout()
