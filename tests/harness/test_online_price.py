@@ -170,7 +170,7 @@ def test_a_server_whose_drafts_fail_gives_up_and_tries_again():
 
 def test_prefill_between_two_steps_does_not_count_as_decoding_time():
     slow, untimed = make_online(), make_online()
-    for _ in range(64):
+    for _ in range(128):
         slow.observe_step(step(elapsed_us=1e6))
         untimed.observe_step(step(elapsed_us=None))
     start = make_online().price_tok_per_us(1)

@@ -27,8 +27,10 @@ from sgl_eagle_harness.types import (
     TreeLimits,
 )
 
-REFRESH_STEPS = 64
-"""Steps between two refreshes: a new map costs about a millisecond to build."""
+_ObservedNodes = tuple[IntArray, Float32Array, FloatArray]
+
+REFRESH_STEPS = 128
+"""Steps between two refreshes: one takes some milliseconds, what lies between only remembers."""
 PRIOR_DRAFTS = 50.0
 """Correct drafts that the average tree counts for before any was seen."""
 HALF_LIFE_ROWS = 4096.0
@@ -88,7 +90,8 @@ class OnlinePricePolicy:
         self._prior = self._base = policy
         self._context = typical_context
         self._refresh_steps = refresh_steps
-        self._steps_since = 0
+        self._nodes: list[_ObservedNodes] = []
+        self._steps: list[VerifiedRows] = []
         self._calibration = OnlineCalibration(policy.calibration, num_depths=policy.num_steps)
         self._yield = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROWS)
         self._tracker = PriceTracker(self._solve, batch_edges=batch_edges)
@@ -165,45 +168,65 @@ class OnlinePricePolicy:
     def observe_nodes(
         self, depths: IntArray, path_log_confidence: Float32Array, accepted: FloatArray
     ) -> None:
-        """Learn how far confidence can be trusted.
+        """Remember, until the next refresh, how far confidence could be trusted.
 
         Args:
             depths: [M] int64, at least 1.
             path_log_confidence: [M] float32, finite.
             accepted: [M] in [0, 1].
         """
-        self._calibration.observe(depths, path_log_confidence, accepted)
+        self._nodes.append((depths, path_log_confidence, accepted))
 
     def observe_step(self, rows: VerifiedRows) -> None:
-        """Learn what speculation yields and how fast the batch decodes.
+        """Remember what speculation yielded and how long it took; learn from it at a refresh.
 
         Args:
             rows: One finished step.
         """
-        spec = rows.speculated & (rows.depths > 0)
-        self._yield.decay(float(len(spec)))
-        if spec.any():
-            sizes = np.minimum(rows.num_draft_tokens[spec], self._expected_drafts.shape[1])
-            expected = self._expected_drafts[rows.depths[spec] - 1, sizes - 1].sum()
-            seen = rows.num_correct_drafts[spec].sum()
-            self._yield.add(np.zeros(1, np.int64), float(seen), float(expected))
-        if rows.elapsed_us is not None:
-            num_tokens = float(rows.num_correct_drafts.sum() + len(spec))
-            self._tracker.observe(
-                rows.batch_size, num_tokens=num_tokens, elapsed_us=rows.elapsed_us
-            )
-        self._steps_since += 1
-        if self._steps_since >= self._refresh_steps:
+        self._steps.append(rows)
+        if len(self._steps) >= self._refresh_steps:
             self._refresh()
 
     def _refresh(self) -> None:
-        self._steps_since = 0
+        self._learn_nodes()
+        self._learn_yield()
+        self._learn_speed()
+        self._steps = []
         continuation = scale_ranked(self._prior.continuation, self.yield_ratio)
         self._base = replace(
             self._prior, calibration=self._calibration.calibration(), continuation=continuation
         )
         self._tracker.resolve()
         self._policies.clear()
+
+    def _learn_nodes(self) -> None:
+        if self._nodes:
+            depths, logs, accepted = (
+                np.concatenate(parts) for parts in zip(*self._nodes, strict=True)
+            )
+            self._calibration.observe(depths, logs, accepted)
+        self._nodes = []
+
+    def _learn_yield(self) -> None:
+        depths, sizes, correct = (
+            np.concatenate([getattr(rows, name)[rows.speculated] for rows in self._steps])
+            for name in ("depths", "num_draft_tokens", "num_correct_drafts")
+        )
+        self._yield.decay(float(sum(len(rows.speculated) for rows in self._steps)))
+        drafted = depths > 0
+        columns = np.minimum(sizes[drafted], self._expected_drafts.shape[1]) - 1
+        expected = self._expected_drafts[depths[drafted] - 1, columns].sum()
+        self._yield.add(np.zeros(1, np.int64), float(correct[drafted].sum()), float(expected))
+
+    def _learn_speed(self) -> None:
+        sums: dict[int, tuple[float, float]] = {}
+        for rows in self._steps:
+            if rows.elapsed_us is not None:
+                tokens, us = sums.get(rows.batch_size, (0.0, 0.0))
+                emitted = float(rows.num_correct_drafts.sum() + len(rows.speculated))
+                sums[rows.batch_size] = (tokens + emitted, us + rows.elapsed_us)
+        for batch_size, (num_tokens, elapsed_us) in sums.items():
+            self._tracker.observe(batch_size, num_tokens=num_tokens, elapsed_us=elapsed_us)
 
     def _solve(self, batch_size: int) -> PlanThroughput:
         policy = self._base
