@@ -72,11 +72,14 @@ class BatchContext:
         context_len: [B] int64, tokens before the root of each tree, root excluded.
         num_pending: [B] int64, tokens that the next draft-extend must process (those accepted
             since the draft's cache was last brought up to date), at least 1.
+        memo: Results of pure functions of this context, kept by whoever computed them under a key
+            of their own.
     """
 
     batch_size: int
     context_len: IntArray
     num_pending: IntArray
+    memo: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_rows(self) -> int:

@@ -71,12 +71,10 @@ class _Prices:
     """Prices of one step, in tokens; looked up once, asked for after every level.
 
     Attributes:
-        batch: What they were looked up for.
         verify: [B, S] float64, of verifying each size.
         draft: [B, C] float64, of one more draft step at each width, its decision included.
     """
 
-    batch: BatchContext
     verify: FloatArray
     draft: FloatArray
 
@@ -182,11 +180,10 @@ class PricePolicy:
             return np.full(batch.num_rows, np.inf), plain
         spent = self.costs.draft_catch_up_us(batch.batch_size, batch.num_pending, batch.context_len)
         spent = spent + self.costs.verify_select_us
-        level = self._draft_us(batch)[:, -1]
+        prices = self._prices(batch)
         num_levels = np.arange(len(self._prior))
-        verify = self._verify_price(batch)
-        values = (self._prior[None] - verify[:, None, :]).max(axis=2)
-        values = values - self._share(batch) * (spent[:, None] + num_levels * level[:, None])
+        values = (self._prior[None] - prices.verify[:, None, :]).max(axis=2)
+        values = values - (self._share(batch) * spent[:, None] + num_levels * prices.draft[:, -1:])
         best = values.max(axis=1) if self.rules.stop else values[:, -1]
         return 1 + best, plain
 
@@ -216,7 +213,7 @@ class PricePolicy:
         kept = np.take_along_axis(valid, order, axis=1)
         probs = np.take_along_axis(scored.probs[rows, level], order, axis=1)
         chosen = self._choose_widths(
-            scored.best[rows], probs, trees.depth, self._prices(trees, batch), rows
+            scored.best[rows], probs, trees.depth, self._prices(batch), rows
         )
         kept &= np.arange(order.shape[1]) < chosen[:, None]
         frontier = frontier[:, : order.shape[1]]
@@ -236,7 +233,7 @@ class PricePolicy:
         if not trees.num_nodes:
             return np.empty((trees.num_rows, 0), np.int64)
         scored = self._score(trees)
-        values = size_values(scored.best, self._sizes, self._prices(trees, batch).verify)
+        values = size_values(scored.best, self._sizes, self._prices(batch).verify)
         if self.rows_share_rounds:
             values = np.broadcast_to(values.sum(axis=0), values.shape)
         num_nodes = self._sizes[values.argmax(axis=1)] - 1
@@ -303,25 +300,16 @@ class PricePolicy:
     def _share(self, batch: BatchContext) -> float:
         return self.price_tok_per_us / batch.batch_size
 
-    def _prices(self, trees: CandidateTrees, batch: BatchContext) -> _Prices:
-        key = (self._memo_key, "prices")
-        prices: _Prices | None = trees.prefix_memo.get(key)
-        if prices is None or prices.batch is not batch:
-            prices = _Prices(
-                batch=batch,
-                verify=self._verify_price(batch),
-                draft=self._share(batch) * self._draft_us(batch),
-            )
-            trees.prefix_memo[key] = prices
+    def _prices(self, batch: BatchContext) -> _Prices:
+        prices: _Prices | None = batch.memo.get(self._memo_key)
+        if prices is None:
+            share, context_len = self._share(batch), batch.context_len[:, None]
+            verify = self.costs.verify_us(batch.batch_size, self._sizes, context_len)
+            draft = self.costs.draft_step_us(batch.batch_size, self._widths, context_len)
+            decide = self.costs.decide_us if self.rules.stop else 0.0
+            prices = _Prices(verify=share * verify, draft=share * (draft + decide))
+            batch.memo[self._memo_key] = prices
         return prices
-
-    def _verify_price(self, batch: BatchContext) -> FloatArray:
-        us = self.costs.verify_us(batch.batch_size, self._sizes, batch.context_len[:, None])
-        return self._share(batch) * us
-
-    def _draft_us(self, batch: BatchContext) -> FloatArray:
-        step = self.costs.draft_step_us(batch.batch_size, self._widths, batch.context_len[:, None])
-        return step + (self.costs.decide_us if self.rules.stop else 0.0)
 
 
 class PriceSpec(Record):
