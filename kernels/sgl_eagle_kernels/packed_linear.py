@@ -29,20 +29,23 @@ def pack_weight(weight: Tensor) -> Tensor | None:
     return packed
 
 
-def packed_linear(x: Tensor, weight: Tensor, packed: Tensor | None) -> Tensor:
-    """`functional.linear` without a bias, in the packed layout where there is one.
+def packed_linear(
+    x: Tensor, weight: Tensor, packed: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
+    """`functional.linear`, in the packed layout where there is one.
 
     Args:
         x: [*, in].
-        weight: [out, in].
+        weight: [out, in]; not read where there is a packed one.
         packed: Of that weight, from `pack_weight`.
+        bias: [out].
 
     Returns:
         [*, out].
     """
     if packed is None:
-        return functional.linear(x, weight)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return functional.linear(x, weight, bias)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return product
 
 

@@ -99,10 +99,7 @@ class Linear(nn.Linear):
         Returns:
             [*, out_features].
         """
-        if self._packed is None:
-            return super().forward(x)
-        product = packed_linear(x, self.weight, self._packed)
-        return product if self.bias is None else product + self.bias
+        return packed_linear(x, self.weight, self._packed, self.bias)
 
 
 class Rotary(nn.Module):
@@ -198,6 +195,7 @@ class Draft(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.two_stage_head = None
+        self._packed_head: Tensor | None = None
         hidden, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
         self.kv_heads = config.num_key_value_heads
         self.register_buffer("embed_tokens", embed_tokens, persistent=False)
@@ -261,7 +259,7 @@ class Draft(nn.Module, ABC):
         Returns:
             [*, V_draft].
         """
-        return functional.linear(head_input, self.lm_head)
+        return packed_linear(head_input, self.lm_head, self._packed_head)
 
     def best_children(self, head_input: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """The most probable next tokens, ties to the lowest draft id.
@@ -289,6 +287,10 @@ class Draft(nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
+
+    def pack_head(self) -> None:
+        """The same for the full head, a second copy of it: worth it where the draft uses it."""
+        self._packed_head = pack_weight(self.lm_head)
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Rename draft ids.

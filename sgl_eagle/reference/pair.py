@@ -142,7 +142,10 @@ def join_pair(
         device=lean.embed_tokens.device,
     )
     stored = load_two_stage_head(draft, model.lm_head, lm_head)
-    model.two_stage_head = None if stored is None else stored.head
+    if stored is None:
+        model.pack_head()
+    else:
+        model.two_stage_head = stored.head
     stops = loaded.model.generation_config.eos_token_id
     if stops is None:
         stops = loaded.tokenizer.eos_token_id

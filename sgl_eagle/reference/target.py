@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.types import MAX_STEPS
+from sgl_eagle_kernels.packed_linear import pack_weight, packed_linear
 
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` whose layers this forward pass reproduces (tests compare the logits)."""
@@ -45,20 +46,30 @@ class TargetDims:
     max_positions: int
 
 
+class _Linear:
+    """A linear map whose weight is laid out for its device once, no second copy kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed = pack_weight(weight)
+        self._weight = weight if self._packed is None else weight.new_empty(0)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return packed_linear(x, self._weight, self._packed, self._bias)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
     """Weights of one decoder layer; query, key and value in one matrix, gate and up in another."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: _Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: _Linear
     post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: _Linear
+    down: _Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +171,7 @@ class Target:
         self.capture = capture
         self.embed_tokens: Tensor = model.model.embed_tokens.weight.detach()
         self.lm_head: Tensor = model.lm_head.weight.detach()
+        self._to_logits = _Linear(self.lm_head)
         self._eps = float(config.rms_norm_eps)
         self._final_norm: Tensor = model.model.norm.weight.detach()
         self._layers = [_layer_weights(layer) for layer in model.model.layers]
@@ -232,7 +244,7 @@ class Target:
         for index, layer in enumerate(self._layers):
             if index in self.capture:
                 captured[index] = x
-            qkv = functional.linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+            qkv = layer.qkv(self._norm(x, layer.input_norm))
             q, k, v = qkv.split([q_width, kv_width, kv_width], dim=-1)
             q = self._heads(q, dims.num_heads, layer.q_norm)
             k = self._heads(k, dims.num_kv_heads, layer.k_norm)
@@ -250,11 +262,9 @@ class Target:
             )
             attention = attention.view(num_rows, dims.num_heads, num_tokens, dims.head_dim)
             merged = attention.transpose(1, 2).reshape(num_rows, num_tokens, q_width)
-            x = x + functional.linear(merged, layer.out, layer.out_bias)
-            gate, up = functional.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(
-                2, dim=-1
-            )
-            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            x = x + layer.out(merged)
+            gate, up = layer.gate_up(self._norm(x, layer.post_norm)).chunk(2, dim=-1)
+            x = x + layer.down(functional.silu(gate) * up)
         hidden = self._norm(x, self._final_norm)
         captured[dims.num_layers] = hidden
         features = [captured[index] for index in self.capture]
@@ -273,7 +283,7 @@ class Target:
         Returns:
             [..., V] in the model's dtype.
         """
-        return functional.linear(hidden, self.lm_head)
+        return self._to_logits(hidden)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self._eps)
@@ -320,15 +330,19 @@ def _layer_weights(layer: Any) -> _Layer:  # noqa: ANN401  likewise
         raise CheckpointError("targets with biases in the MLP are not supported")
     return _Layer(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=torch.cat([projection.weight.detach() for projection in projections]),
-        qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+        qkv=_Linear(
+            torch.cat([projection.weight.detach() for projection in projections]),
+            None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+        ),
         q_norm=_norm_weight(attention, "q_norm"),
         k_norm=_norm_weight(attention, "k_norm"),
-        out=attention.o_proj.weight.detach(),
-        out_bias=None if attention.o_proj.bias is None else attention.o_proj.bias.detach(),
+        out=_Linear(
+            attention.o_proj.weight.detach(),
+            None if attention.o_proj.bias is None else attention.o_proj.bias.detach(),
+        ),
         post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
-        down=mlp.down_proj.weight.detach(),
+        gate_up=_Linear(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()])),
+        down=_Linear(mlp.down_proj.weight.detach()),
     )
 
 

@@ -15,9 +15,11 @@ def test_product_is_that_of_the_ordinary_weight(dtype, shape):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(37, 21, generator=generator).to(dtype)
     x = torch.randn(*shape, 42, generator=generator).to(dtype)[..., ::2]
-    found = packed_linear(x, weight, pack_weight(weight))
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, functional.linear(x, weight))
+    bias = torch.randn(37, generator=generator).to(dtype)
+    for added in (None, bias):
+        found = packed_linear(x, weight, pack_weight(weight), added)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, functional.linear(x, weight, added))
 
 
 def test_only_half_precision_on_a_cpu_is_packed():
