@@ -8,6 +8,7 @@ import torch
 
 INTERPRETED_MULTIPROCESSORS = 2
 """Of Triton's interpreter: more than one, so that tests walk over tiles as a GPU does."""
+INTERPRETED_SHARED_MEMORY = 1 << 18
 OVERLAP_CAPABILITY = (9, 0)
 
 
@@ -39,6 +40,24 @@ def count_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_memory_bytes(device: torch.device) -> int:
+    """Shared memory that one program can have.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        Bytes.
+    """
+    if device.type != "cuda":
+        return INTERPRETED_SHARED_MEMORY
+    # torch does not tell. Imported late: only CUDA machines need Triton.
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:

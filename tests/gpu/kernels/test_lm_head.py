@@ -15,7 +15,10 @@ from sgl_eagle_kernels.lm_head import (  # noqa: E402
     reference,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
 
 SHORTLISTS = [
     GlobalTop(num_candidates=512),

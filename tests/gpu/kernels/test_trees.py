@@ -11,7 +11,10 @@ from sgl_eagle_kernels.tree_grow import reference as grow_reference  # noqa: E40
 from sgl_eagle_kernels.tree_select import reference as select_reference  # noqa: E402
 from sgl_eagle_kernels.tree_select import select_trees  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
 
 
 def replay_over_poison(call):

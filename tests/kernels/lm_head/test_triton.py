@@ -10,9 +10,9 @@ with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
     import sgl_eagle_kernels.lm_head._triton as kernels
     from sgl_eagle_kernels.lm_head._triton import full as full_kernels
+    from sgl_eagle_kernels.lm_head._triton import local as local_kernels
     from sgl_eagle_kernels.lm_head._triton import select as select_kernels
-    from sgl_eagle_kernels.lm_head._triton import stage1 as stage1_kernels
-if DEVICE == "cpu" and not hasattr(stage1_kernels.tl.max, "rewrite"):
+if DEVICE == "cpu" and not hasattr(local_kernels.tl.max, "rewrite"):
     pytest.skip("Triton was imported before, without its interpreter", allow_module_level=True)
 
 from sgl_eagle_kernels.lm_head import (  # noqa: E402
@@ -46,7 +46,7 @@ def _interpreter(monkeypatch):
 @pytest.fixture(autouse=True)
 def _parts_are_small(monkeypatch):
     # A tile of 40 tokens then has three parts, of which the last is not full.
-    monkeypatch.setattr(stage1_kernels, "PART", 16)
+    monkeypatch.setattr(local_kernels, "PART", 16)
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
+from sgl_eagle_kernels.lm_head._triton.groups import score_groups
+from sgl_eagle_kernels.lm_head._triton.local import find_local
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
-from sgl_eagle_kernels.lm_head._triton.stage1 import find_local, score_groups
 from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot, rank_candidates
 from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
 
