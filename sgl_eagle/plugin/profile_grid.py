@@ -190,11 +190,13 @@ class GridProfiler:
                     if self._is_late():
                         return False
                     self._time_round(batch, size, context)
-                    self._run(batch, size, context, at_any_time=True)
+                    self._run(batch, size, context)
+                    if (batch, size, context) not in self._cells:
+                        return False
         return True
 
-    def _run(self, batch: int, size: int, context: int, *, at_any_time: bool = False) -> None:
-        if self._is_late() and not at_any_time:
+    def _run(self, batch: int, size: int, context: int) -> None:
+        if self._is_late():
             return
         sample = self._time_round(batch, size, context)
         self._cells.setdefault((batch, size, context), _Samples()).add(sample)
