@@ -8,6 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch installed")
 pytest.importorskip("transformers", reason="needs transformers installed")
 
+import tiny_models  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
 from sgl_eagle.cli import main  # noqa: E402
 from sgl_eagle.reference.head_checkpoint import FACTORS_FILE  # noqa: E402
 from sgl_eagle.reference.pair import load_pair  # noqa: E402
@@ -166,3 +169,45 @@ def test_all_routes_make_a_page_and_its_numbers(
 def test_a_page_must_be_html(draft_folder, models, capsys):
     assert main(["head", "evaluate", "--draft", str(draft_folder), "--report", "x.json", *models])
     assert "--report must name a file ending in .html, got x.json" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory):
+    """Greedy continuations of random words, as `sgl-eagle train --text-only` stores them."""
+    torch.manual_seed(5)
+    model, tokens = tiny_models.make_target(), torch.randint(4, len(tiny_models.WORDS), (60, 6))
+    with torch.no_grad():
+        for _ in range(20):
+            best = model(tokens, use_cache=False).logits[:, -1].argmax(-1)
+            tokens = torch.cat([tokens, best[:, None]], dim=1)
+    folder = tmp_path_factory.mktemp("text")
+    rows = {
+        "tokens": tokens.int(),
+        "answer_start": torch.full((60,), 6, dtype=torch.int32),
+        "answer_end": torch.full((60,), 26, dtype=torch.int32),
+        "temperature": torch.zeros(60),
+    }
+    save_file(rows, folder / "text-00000.safetensors")
+    return folder
+
+
+def test_trained_factors_are_used_and_go_on(
+    tmp_path, good_draft, text_folder, models, target_folder, capsys
+):
+    folder = shutil.copytree(good_draft, tmp_path / "trained")
+    command = ["head", "train", "--draft", str(folder), "--text", str(text_folder), "--rank", "12"]
+    sizes = ["--batch-tokens", "512", "--num-steps", "3", "--eval-every", "2", "--steps", "6"]
+    assert main([*command, *sizes, "--activate", "global:24", *models]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [point["update"] for point in result["curve"]] == [0, 2, 4, 6]
+    assert sum(result["curve"][-1]["step_kl"]) < sum(result["curve"][0]["step_kl"])
+    assert result["info"]["method"] == "trained"
+    pair = load_pair(str(target_folder), folder, dtype="float32")
+    assert pair.draft_identity.name == "trained, two-stage LM head of rank 12, global 24"
+    assert main([*command, *sizes, "--resume", "--lr", "0.01", *models]) == 1
+    assert "another configuration: learning_rate 0.001 now 0.01" in capsys.readouterr().err
+
+
+def test_training_needs_text(good_draft, models, capsys):
+    assert main(["head", "train", "--draft", str(good_draft), *models]) == 2
+    assert "head train needs --text" in capsys.readouterr().err
