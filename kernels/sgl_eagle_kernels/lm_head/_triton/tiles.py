@@ -27,10 +27,10 @@ class TileBlocks(NamedTuple):
     Attributes:
         rows: Rows of one program.
         rank: Part of the rank that is loaded at a time.
-        tokens: Power of two that holds a tile.
+        tokens: Power of two that holds the tokens scored together.
         walkers: Programs that share the tiles of the same rows.
         warps: Of one program.
-        stages: Loads in flight.
+        stages: Depth of Triton's software pipeline.
     """
 
     rows: int
