@@ -212,7 +212,7 @@ class CandidateTrees:
             tokens=np.concatenate([self.tokens, children.tokens.reshape(flat)], axis=1),
             parents=np.concatenate([self.parents, parents], axis=1),
             depths=np.concatenate([self.depths, new_depths]),
-            ranks=np.concatenate([self.ranks, np.tile(np.arange(topk), width)]),
+            ranks=np.concatenate([self.ranks, np.arange(width * topk) % topk]),
             step_log_probs=np.concatenate([self.step_log_probs, step_log_probs], axis=1),
             path_log_confidence=np.concatenate([self.path_log_confidence, path], axis=1),
             handles=np.concatenate([self.handles, children.handles.reshape(flat)], axis=1),

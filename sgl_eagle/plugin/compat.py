@@ -146,6 +146,19 @@ def prepare_draft_batch(worker: Any, batch: Any) -> Any:
     return forward_batch
 
 
+def token_table(worker: Any) -> Tensor:
+    """SGLang's table of cache slots; its first row is padding's and all zero.
+
+    Args:
+        worker: SGLang's draft worker.
+
+    Returns:
+        [P, L] int32, a row a request.
+    """
+    table: Tensor = worker.req_to_token_pool.req_to_token
+    return table
+
+
 def run_draft_step(worker: Any, forward_batch: Any, step: int) -> tuple[Tensor, Tensor]:
     """One forward pass of the draft model over B * topk rows.
 
@@ -296,6 +309,46 @@ def run_builtin_step(step: Any, batch: Any, **arguments: Any) -> Any:
 def _call_with_known(function: Any, batch: Any, arguments: dict[str, Any]) -> Any:
     known = inspect.signature(function).parameters
     return function(batch, **{name: arguments[name] for name in arguments if name in known})
+
+
+def prepare_verify_ahead(worker: Any, batch: Any, verify_input: Any) -> None:
+    """Let a later `run_verify` of this input find its preparation done.
+
+    Args:
+        worker: Our worker, in the runtime state of the input's size.
+        batch: The running batch; left as it was.
+        verify_input: Its tensors may be filled in later, in place.
+    """
+    from sglang.srt.speculative import eagle_worker_common as common
+
+    if getattr(common.eagle_prepare_for_verify, "func", None) is not _prepare_for_verify:
+        common.eagle_prepare_for_verify = functools.partial(
+            _prepare_for_verify, common.eagle_prepare_for_verify
+        )
+    before = {name: getattr(batch, name) for name in _SET_BY_PREPARATION}
+    batch.spec_info = verify_input
+    prepared = common.eagle_prepare_for_verify(
+        verify_input, worker.req_to_token_pool, batch, worker.target_worker
+    )
+    verify_input.prepared_ahead = (
+        prepared,
+        {name: getattr(batch, name) for name in _SET_BY_PREPARATION},
+    )
+    for name, value in before.items():
+        setattr(batch, name, value)
+
+
+_SET_BY_PREPARATION = ("spec_info", "forward_mode", "input_ids", "out_cache_loc")
+
+
+def _prepare_for_verify(original: Any, verify_input: Any, pool: Any, batch: Any, *args: Any) -> Any:
+    ahead = getattr(verify_input, "prepared_ahead", None)
+    if ahead is None:
+        return original(verify_input, pool, batch, *args)
+    prepared, fields = ahead
+    for name, value in fields.items():
+        setattr(batch, name, value)
+    return prepared
 
 
 def replace_sampler() -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from sgl_eagle.plugin import compat_graphs
-from sgl_eagle.plugin.draft_segment import DraftBuffers, run_segment
+from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, run_segment, start_round
 
 logger = logging.getLogger(__name__)
 
 
 class DraftGraphs:
-    """Graphs of all draft steps for the batch sizes that SGLang captures.
+    """Implements `DraftSteps` by graphs, for the batch sizes that SGLang captures.
 
-    Attributes:
-        buffers: What the graphs read and write, for the largest batch.
+    A batch is padded to the next captured size. Padding rows read and write slot 0, SGLang's own
+    padding.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -31,7 +32,7 @@ class DraftGraphs:
         self._sizes = compat_graphs.captured_batch_sizes(worker)
         self._num_steps = int(worker.speculative_num_steps)
         branches = int(worker.topk)
-        self.buffers = DraftBuffers.allocate(
+        self._buffers = DraftBuffers.allocate(
             num_rows=self._sizes[-1],
             branches=branches,
             num_steps=self._num_steps,
@@ -39,8 +40,12 @@ class DraftGraphs:
         )
         worker.draft_attn_backend.init_cuda_graph_state(self._sizes[-1], self._sizes[-1] * branches)
         self._padding_len = compat_graphs.seq_len_of_padding(worker)
-        self.buffers.seq_lens.fill_(self._padding_len)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._buffers.seq_lens.fill_(self._padding_len)
+        self._starts: dict[int, torch.cuda.CUDAGraph] = {}
+        self._steps: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._forward_batches: dict[int, Any] = {}
+        self._size = 0
+        self._batch: Any = None
         started = time.perf_counter()
         with compat_graphs.capturing() as stream:
             for size in reversed(self._sizes):  # smaller graphs fit into the memory of larger ones
@@ -59,59 +64,59 @@ class DraftGraphs:
             num_rows: B.
 
         Returns:
-            Whether `load` takes it.
+            Whether `start` takes it.
         """
         return num_rows <= self._sizes[-1]
 
-    def load(self, forward_batch: Any) -> int:
-        """Fill in a batch and plan the attention of all its draft steps.
+    def start(self, batch: Any) -> DraftBuffers:
+        """Make the children of the roots known.
 
         Args:
-            forward_batch: SGLang's batch of B * T rows, with slots of all steps.
+            batch: SGLang's running batch of B requests, which fits.
 
         Returns:
-            The captured batch size that it is padded to.
+            B rows, whose `roots` are being written.
         """
-        num_rows = len(forward_batch.seq_lens)
-        size = next(size for size in self._sizes if size >= num_rows)
-        buffers = self.buffers
-        if size != num_rows:
-            buffers.seq_lens.fill_(self._padding_len)
-            for padded in (buffers.pool_indices, buffers.slots, buffers.positions):
-                padded.zero_()
-        rows = buffers.first(num_rows)
-        rows.seq_lens.copy_(forward_batch.seq_lens)
-        rows.pool_indices.copy_(forward_batch.req_pool_indices)
-        rows.slots.copy_(forward_batch.out_cache_loc.view(rows.slots.shape))
-        rows.positions.copy_(forward_batch.positions)
-        padded_rows = buffers.first(size)
-        forward_batch.batch_size = size
-        forward_batch.seq_lens = padded_rows.seq_lens
-        forward_batch.req_pool_indices = padded_rows.pool_indices
-        forward_batch.positions = padded_rows.positions
-        num_padding = size - num_rows
-        if forward_batch.seq_lens_sum is not None:
-            forward_batch.seq_lens_sum += num_padding * self._padding_len
-        if forward_batch.seq_lens_cpu is not None:
-            padding = forward_batch.seq_lens_cpu.new_full((num_padding,), self._padding_len)
-            forward_batch.seq_lens_cpu = torch.cat([forward_batch.seq_lens_cpu, padding])
+        num_rows = len(batch.seq_lens)
+        self._batch = batch
+        self._size = next(size for size in self._sizes if size >= num_rows)
+        if self._size != num_rows:
+            self._buffers.seq_lens.fill_(self._padding_len)
+            self._buffers.pool_indices.zero_()
+        rows = self._buffers.first(num_rows)
+        read_batch(rows, batch)
+        self._starts[self._size].replay()
+        return rows
+
+    def plan(self) -> None:
+        """Prepare the attention of all draft steps."""
+        forward_batch, batch = self._forward_batches[self._size], self._batch
+        num_padding = self._size - len(batch.seq_lens)
+        lengths = batch.seq_lens_cpu
+        if lengths is None:
+            forward_batch.seq_lens_cpu = forward_batch.seq_lens_sum = None
+        else:
+            padding = lengths.new_full((num_padding,), self._padding_len)
+            forward_batch.seq_lens_cpu = torch.cat([lengths, padding])
+            forward_batch.seq_lens_sum = int(forward_batch.seq_lens_cpu.sum())
         backend = self._worker.draft_attn_backend
         with compat_graphs.attention_context(backend):
             backend.init_forward_metadata_out_graph(forward_batch)
-        return size
 
-    def replay(self, size: int, step: int) -> None:
-        """Run one draft step over the loaded batch.
+    def run(self, step: int) -> None:
+        """Expand the nodes in `choice` and write their children to `level`.
 
         Args:
-            size: From `load`.
             step: 0-based draft step.
         """
-        self._graphs[size, step].replay()
+        self._steps[self._size, step].replay()
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> None:
-        rows = self.buffers.first(size)
-        forward_batch = compat_graphs.make_captured_batch(
+        rows = self._buffers.first(size)
+        self._starts[size] = compat_graphs.capture_graph(
+            lambda: start_round(self._worker, rows), stream
+        )
+        self._forward_batches[size] = forward_batch = compat_graphs.make_captured_batch(
             self._worker,
             seq_lens=rows.seq_lens,
             pool_indices=rows.pool_indices,
@@ -124,11 +129,13 @@ class DraftGraphs:
             backend.init_forward_metadata_out_graph(forward_batch, in_capture=True)
             forward_batch.mark_forward_metadata_ready()
             for step in range(self._num_steps - 1):
+                segment = self._segment(forward_batch, rows, step)
+                self._steps[size, step] = compat_graphs.capture_graph(segment, stream)
 
-                def segment(step: int = step) -> None:
-                    if step == 0:
-                        backend.init_forward_metadata_in_graph(forward_batch)
-                    run_segment(self._worker, forward_batch, rows, step)
+    def _segment(self, forward_batch: Any, rows: DraftBuffers, step: int) -> Callable[[], None]:
+        def segment() -> None:
+            if step == 0:
+                self._worker.draft_attn_backend.init_forward_metadata_in_graph(forward_batch)
+            run_segment(self._worker, forward_batch, rows, step)
 
-                self._graphs[size, step] = compat_graphs.capture_graph(segment, stream)
-        rows.positions.zero_()
+        return segment

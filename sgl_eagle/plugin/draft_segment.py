@@ -23,6 +23,11 @@ class DraftBuffers:
     T branches, T children each.
 
     Attributes:
+        root_ids: [R, T] int64 draft ids of the roots' children, from draft-extend.
+        root_probs: [R, T] float32 draft probabilities of them.
+        bonus_tokens: [R] int64, the roots.
+        roots: [R, 2 * T + 2] int32: what the host must know of the roots: target ids and
+            log-probability bits of their children, lengths, and the roots themselves.
         tokens: [R, T * T] int64 target ids of the latest level.
         hidden: [R, T, H] hidden states of the nodes whose children the level is.
         choice: [R, 2, T] int64: the node of the level that each branch expands, and its parent
@@ -34,6 +39,10 @@ class DraftBuffers:
         level: [R, 2, T, T] int32: ids of the children, and their float32 log-probabilities' bits.
     """
 
+    root_ids: Tensor
+    root_probs: Tensor
+    bonus_tokens: Tensor
+    roots: Tensor
     tokens: Tensor
     hidden: Tensor
     choice: Tensor
@@ -64,6 +73,10 @@ class DraftBuffers:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
+            root_ids=zeros(num_rows, branches),
+            root_probs=zeros(num_rows, branches, dtype=torch.float32),
+            bonus_tokens=zeros(num_rows),
+            roots=zeros(num_rows, 2 * branches + 2, dtype=torch.int32),
             tokens=zeros(num_rows, branches * branches),
             hidden=zeros(num_rows, branches, width, dtype=dtype),
             choice=zeros(num_rows, 2, branches),
@@ -115,19 +128,54 @@ def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: in
     logits = logits.float()
     best, ids = logits.topk(branches, dim=-1)
     log_probs = best - logits.logsumexp(-1, keepdim=True)
-    write_level(buffers, _target_ids(worker, ids), log_probs)
+    _write_level(buffers, _target_ids(worker, ids), log_probs)
     buffers.hidden.copy_(hidden.view(num_rows, branches, -1))
     buffers.positions.add_(1)
 
 
-def write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
-    """Make some nodes' children the latest level.
+def read_batch(buffers: DraftBuffers, batch: Any) -> None:
+    """Take over what the rounds before have left of a batch.
 
     Args:
-        buffers: R rows.
-        ids: [R * W, T] target ids; W is T, or 1 for the roots.
-        log_probs: [R * W, T] float32.
+        buffers: B rows.
+        batch: SGLang's running batch of B requests, with the latest draft input.
     """
+    draft_input = batch.spec_info
+    pairs = (
+        (buffers.root_ids, draft_input.topk_index),
+        (buffers.root_probs, draft_input.topk_p),
+        (buffers.bonus_tokens, draft_input.bonus_tokens),
+        (buffers.hidden[:, 0], draft_input.hidden_states),
+        (buffers.seq_lens, batch.seq_lens),
+        (buffers.pool_indices, batch.req_pool_indices),
+    )
+    torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def start_round(worker: Any, buffers: DraftBuffers) -> None:
+    """Make the roots' children the first level, and find the slots of all branches.
+
+    Args:
+        worker: SGLang's draft worker.
+        buffers: R rows that `read_batch` has filled.
+    """
+    num_rows, branches, num_steps = buffers.slots.shape
+    table = compat.token_table(worker)
+    columns = torch.arange(branches * num_steps, device=table.device)
+    # A request at the context limit has no room for branches; what it drafts is cut off anyway.
+    columns = (buffers.seq_lens[:, None] + columns).clamp(max=table.shape[1] - 1)
+    buffers.slots.copy_(table[buffers.pool_indices[:, None], columns].view(buffers.slots.shape))
+    buffers.positions.view(num_rows, branches).copy_(
+        buffers.seq_lens[:, None].expand(num_rows, branches)
+    )
+    _write_level(buffers, _target_ids(worker, buffers.root_ids), buffers.root_probs.log())
+    buffers.roots[:, : 2 * branches].copy_(buffers.level[:, :, 0].flatten(1))
+    buffers.roots[:, -2].copy_(buffers.seq_lens)
+    buffers.roots[:, -1].copy_(buffers.bonus_tokens)
+
+
+def _write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
+    # [R * W, T] target ids and float32 log-probabilities; W is T, or 1 for the roots.
     num_rows, _, _, branches = buffers.level.shape
     ids = ids.reshape(num_rows, -1, branches)
     log_probs = log_probs.reshape(num_rows, -1, branches)
@@ -135,21 +183,6 @@ def write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
     buffers.tokens[:, : width * branches].copy_(ids.flatten(1))
     buffers.level[:, 0, :width].copy_(ids)
     buffers.level[:, 1, :width].copy_(log_probs.contiguous().view(torch.int32))
-
-
-def write_roots(worker: Any, buffers: DraftBuffers, draft_input: Any) -> None:
-    """Start from the children of the roots, which draft-extend has computed already.
-
-    Args:
-        worker: SGLang's draft worker.
-        buffers: R rows; those beyond the batch's B keep what they hold.
-        draft_input: SGLang's draft input of B requests.
-    """
-    num_rows = len(draft_input.topk_index)
-    rows = buffers.first(num_rows)
-    ids = _target_ids(worker, draft_input.topk_index)
-    write_level(rows, ids, draft_input.topk_p.float().log())
-    rows.hidden[:, 0].copy_(draft_input.hidden_states)
 
 
 def _target_ids(worker: Any, ids: Tensor) -> Tensor:

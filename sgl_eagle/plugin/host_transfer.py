@@ -80,6 +80,21 @@ class HostTransfer:
             for start, array in zip(starts, arrays, strict=True)
         ]
 
+    def send_into(self, target: Tensor, array: npt.NDArray[Any]) -> None:
+        """Copy an array to where it belongs on the device.
+
+        Args:
+            target: Contiguous, of the array's shape and dtype.
+            array: What is sent.
+        """
+        if not self._pinned:
+            target.copy_(torch.from_numpy(array))
+            return
+        self._outgoing = self._grown(self._outgoing, array.nbytes)
+        staged = self._outgoing[: array.nbytes].view(target.dtype).view(target.shape)
+        np.copyto(staged.numpy(), array)
+        target.copy_(staged, non_blocking=True)
+
     def _grown(self, buffer: Tensor, num_bytes: int) -> Tensor:
         if len(buffer) >= num_bytes:
             return buffer

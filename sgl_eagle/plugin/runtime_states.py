@@ -17,6 +17,7 @@ class RuntimeStates:
 
     Attributes:
         sizes: Verify sizes, ascending, root included.
+        captured: Whether they have graphs.
     """
 
     def __init__(self, worker: Any, sizes: tuple[int, ...], *, capture: bool) -> None:
@@ -28,6 +29,7 @@ class RuntimeStates:
             capture: Whether the server decodes in graphs.
         """
         self.sizes = sizes
+        self.captured = capture
         self._worker = worker
         self._base: Any = None
         self._states: dict[int, Any] = {}

@@ -152,67 +152,74 @@ def _links(parents: IntArray, present: BoolArray) -> tuple[IntArray, IntArray]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentTrees:
-    """Packed trees on the device.
+class TreeTensors:
+    """Packed trees on the device, as SGLang's verification reads them.
 
     Attributes:
-        tokens: [B, M] int64.
-        depths: [B, M] int64.
-        first_child: [B, M] int64, or `NO_NODE`.
-        next_sibling: [B, M] int64, or `NO_NODE`.
-        mask: Flat, B blocks of M rows: each of M elements, or of prefix + M.
+        numbers: [5, B, M] int64: tokens, positions, place of each node among all, first child and
+            next sibling, the last two `NO_NODE` where there is none.
+        mask: Flat, B blocks of M rows: each of M elements, or of prefix + M. May be longer.
     """
 
-    tokens: Tensor
-    depths: Tensor
-    first_child: Tensor
-    next_sibling: Tensor
+    numbers: Tensor
     mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskLayout:
+    """How the target's attention reads the tree mask.
+
+    Attributes:
+        shows_prefix: Whether rows are over prefix and tree, or over the tree alone.
+        buffer: Flat memory that the attention reads it from; None takes it from anywhere.
+    """
+
+    shows_prefix: bool
+    buffer: Tensor | None
 
 
 def send_trees(
     packed: PackedTrees,
     transfer: HostTransfer,
     *,
-    prefix_lens: IntArray | None,
-    mask_buffer: Tensor | None,
-) -> SentTrees:
-    """Copy packed trees to the device, and write the attention mask in one of SGLang's two layouts.
+    root_tokens: IntArray,
+    context_len: IntArray,
+    layout: MaskLayout,
+) -> TreeTensors:
+    """Copy packed trees to the device in one piece, and write the attention mask there.
 
     Args:
         packed: B trees of M nodes.
         transfer: To the device.
-        prefix_lens: [B] int64, cached tokens before each root, for mask rows over prefix and tree;
-            None for rows over the tree alone.
-        mask_buffer: Flat and large enough, to be overwritten from its start; None allocates.
+        root_tokens: [B] int64.
+        context_len: [B] int64, cached tokens before each root.
+        layout: Of the mask.
 
     Returns:
         What SGLang verifies.
     """
     num_rows, num_nodes = packed.tokens.shape
-    row_lens = np.full(num_rows, num_nodes)
-    prefix = np.zeros(num_rows, np.int64) if prefix_lens is None else prefix_lens
-    row_lens += prefix
+    prefix = context_len if layout.shows_prefix else np.zeros(num_rows, np.int64)
+    row_lens = prefix + num_nodes
     ends = np.cumsum(row_lens * num_nodes)
+    numbers = np.empty((6, num_rows, num_nodes), np.int64)
+    numbers[0] = packed.tokens
+    numbers[0, :, 0] = root_tokens
+    numbers[1] = context_len[:, None] + packed.depths
+    numbers[2] = np.arange(num_rows * num_nodes).reshape(num_rows, num_nodes)
+    numbers[3] = packed.first_child
+    numbers[4] = packed.next_sibling
     # Where the part of each mask row that looks at the tree begins.
-    starts = (ends - row_lens * num_nodes)[:, None] + row_lens[:, None] * np.arange(num_nodes)
-    starts = starts + prefix[:, None]
-    numbers = np.stack(
-        [packed.tokens, packed.depths, packed.first_child, packed.next_sibling, starts]
-    )
+    numbers[5] = (ends - row_lens * num_nodes + prefix)[:, None]
+    numbers[5] += row_lens[:, None] * np.arange(num_nodes)
     sent, ancestors = transfer.send([numbers, packed.ancestors])
-    tokens, depths, first_child, next_sibling, mask_starts = sent
     size = int(ends[-1]) if num_rows else 0
-    mask = ancestors.new_ones(size) if mask_buffer is None else mask_buffer[:size].fill_(1)
-    if prefix_lens is None:
-        mask.copy_(ancestors.flatten())
+    buffer = layout.buffer
+    mask = ancestors.new_empty(size) if buffer is None else buffer[:size]
+    if layout.shows_prefix:
+        mask.fill_(1)
+        places = sent[5, :, :, None] + torch.arange(num_nodes, device=sent.device)
+        mask.scatter_(0, places.flatten(), ancestors.flatten().to(mask.dtype))
     else:
-        places = mask_starts[:, :, None] + torch.arange(num_nodes, device=sent.device)
-        mask[places.flatten()] = ancestors.flatten().to(mask.dtype)
-    return SentTrees(
-        tokens=tokens,
-        depths=depths,
-        first_child=first_child,
-        next_sibling=next_sibling,
-        mask=mask,
-    )
+        mask.copy_(ancestors.flatten())
+    return TreeTensors(numbers=sent[:5], mask=mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sgl_eagle.plugin import compat, compat_graphs
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_graphs import DraftGraphs
+from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
 from sgl_eagle.plugin.drafter import ServerDrafter
 from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
@@ -25,12 +26,19 @@ from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
 from sgl_eagle.plugin.server_flags import read_settings
 from sgl_eagle.plugin.startup import make_observer, settle_policy
-from sgl_eagle.plugin.verify_input import PackedTrees, largest_tree, pack_trees, send_trees
+from sgl_eagle.plugin.verify_ahead import PreparedVerify, make_verify_input, prepare_verify
+from sgl_eagle.plugin.verify_input import (
+    MaskLayout,
+    PackedTrees,
+    largest_tree,
+    pack_trees,
+    send_trees,
+)
 from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
-from sgl_eagle_harness.types import NO_NODE, BatchContext, IntArray, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BatchContext, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +76,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers: dict[str, SpeculationTier] = {}
         self._draft_graphs: DraftGraphs | None = None
+        self._latest_size: int | None = None
+        self._prepared: PreparedVerify | None = None
         self._observer: StepObserver | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
@@ -166,7 +176,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 if drafted is None:
                     batch.spec_info = self._build_trivial_verify_input(batch)
                 else:
-                    batch.spec_info = self._verify_input(batch, *drafted)
+                    batch.spec_info = self._verify_input(*drafted)
                 result = compat.run_verify(
                     self,
                     batch,
@@ -185,34 +195,38 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._observer.launched(batch.reqs, result)
         return result
 
-    def _draft_trees(self, batch: Any) -> tuple[PackedTrees, IntArray] | None:
+    def _draft_trees(self, batch: Any) -> tuple[PackedTrees, ServerDrafter] | None:
         """Draft and prune, or choose not to draft.
 
         Args:
             batch: The running batch.
 
         Returns:
-            The trees to verify, and [B] int64, cached tokens before each root; None where every
-            request decodes plainly.
+            The trees to verify and who drafted them; None where every request decodes plainly.
         """
         if self._policy.limits is None:
             return None
         names = [request.rid for request in batch.reqs]
         self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         tiers = list(self._tiers.values())
+        graphs = self._draft_graphs
+        steps: DraftSteps = EagerSteps(self.draft_worker)
+        if graphs is not None and graphs.fits(len(names)):
+            steps = graphs
+        self._prepared = None
+        likely = any(tier.speculates is not False for tier in tiers)
         with self._clock.stage("roots"), compat.draft_context():
             drafter = ServerDrafter(
-                self.draft_worker,
+                steps,
                 batch,
-                self._draft_graphs,
                 self._transfer,
                 self._clock,
-                plan_ahead=self.speculative_num_steps > 1
-                and any(tier.speculates is not False for tier in tiers),
+                plan_ahead=likely and self.speculative_num_steps > 1,
+                before_wait=functools.partial(self._prepare_verify, batch) if likely else None,
             )
         with self._clock.stage("decide"), compat.draft_context():
             packed = self._choose_trees(drafter, tiers)
-        return None if packed is None else (packed, drafter.context_len)
+        return None if packed is None else (packed, drafter)
 
     def _choose_trees(
         self, drafter: ServerDrafter, tiers: list[SpeculationTier]
@@ -237,31 +251,32 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._observer.drafted(DraftedTrees(trees=trees, columns=columns))
         return pack_trees(trees, columns, self._states.size_for(largest_tree(columns)))
 
-    def _verify_input(self, batch: Any, packed: PackedTrees, context_len: IntArray) -> Any:
+    def _prepare_verify(self, batch: Any) -> None:
+        """Prepare the verify pass of this round at the size of the one before."""
+        size = self._latest_size
+        if size is None or not self._states.captured or self.plan_stream is not None:
+            return
+        with self._states.active(size):
+            _, buffer = compat.tree_mask_layout(self.target_worker, len(batch.reqs))
+            if buffer is not None:
+                self._prepared = prepare_verify(self, batch, size, buffer)
+
+    def _verify_input(self, packed: PackedTrees, drafter: ServerDrafter) -> Any:
         num_rows, num_draft_tokens = packed.tokens.shape
-        full_rows, mask_buffer = compat.tree_mask_layout(self.target_worker, num_rows)
-        sent = send_trees(
+        shows_prefix, buffer = compat.tree_mask_layout(self.target_worker, num_rows)
+        trees = send_trees(
             packed,
             self._transfer,
-            prefix_lens=context_len if full_rows else None,
-            mask_buffer=mask_buffer,
+            root_tokens=drafter.root_tokens,
+            context_len=drafter.context_len,
+            layout=MaskLayout(shows_prefix=shows_prefix, buffer=buffer),
         )
-        # The root is what the last step emitted: the host does not know it, and need not.
-        sent.tokens[:, 0] = batch.spec_info.bonus_tokens
-        return compat.make_verify_input(
-            draft_token=sent.tokens.flatten(),
-            custom_mask=sent.mask,
-            positions=(batch.seq_lens.to(torch.int64)[:, None] + sent.depths).flatten(),
-            retrieve_index=torch.arange(num_rows * num_draft_tokens, device=self.device).view(
-                num_rows, num_draft_tokens
-            ),
-            retrieve_next_token=sent.first_child,
-            retrieve_next_sibling=sent.next_sibling,
-            # The same for all trees of a size: kernels are compiled for it.
-            spec_steps=min(self.speculative_num_steps, num_draft_tokens - 1),
-            topk=self.topk,
-            draft_token_num=num_draft_tokens,
-        )
+        self._latest_size = num_draft_tokens
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.num_draft_tokens != num_draft_tokens:
+            return make_verify_input(self, trees)
+        prepared.fill(trees)
+        return prepared.verify_input
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
         if self._policy.limits is None:

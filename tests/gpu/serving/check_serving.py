@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,6 +33,7 @@ CONTEXT_LENGTH = 2048
 NEAR_TIE = 0.25
 """Two units in the last place of a bfloat16 logit between 16 and 32."""
 LOG_BYTES = 400_000
+ROUNDS_PER_LOG_LINE = 10
 PROMPTS = Path(__file__).parents[3] / "sgl_eagle" / "assets" / "prompts"
 
 BUILTIN = {
@@ -38,7 +41,9 @@ BUILTIN = {
     "eagle3-3-1-4": (3, 1, 4),
 }
 POLICIES = ("plain", "static", "eagle2", "price")
-ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES))
+ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES), "sgl-default")
+"""Plain SGLang, its own EAGLE-3 (num_steps, topk, num_draft_tokens), and SGL_EAGLE by policy; the
+last has no policy file and measures its costs at its start, beside the others'."""
 
 
 def say(text):
@@ -63,7 +68,7 @@ def parse_arguments(words=None):
     parser.add_argument("--num-samples", type=int, default=3000)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--timed-tokens", type=int, default=128)
+    parser.add_argument("--timed-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--deadline", type=float, default=540, help="seconds for everything")
     return parser.parse_args(words)
@@ -77,7 +82,9 @@ def engine_arguments(name, args, policies):
         "device": args.device,
         "context_length": CONTEXT_LENGTH if args.device == "cuda" else 512,
         "random_seed": 1,
-        "decode_log_interval": 100,
+        "decode_log_interval": ROUNDS_PER_LOG_LINE,
+        "log_level": "info",
+        "sleep_on_idle": True,
         "disable_overlap_schedule": args.overlap == "off",
         "nccl_port": 41000 + ENGINES.index(name),
         "skip_server_warmup": True,
@@ -117,7 +124,8 @@ def engine_arguments(name, args, policies):
         }
     elif name != "sglang":
         arguments["speculative_algorithm"] = "SGL_EAGLE"
-        environment["SGL_EAGLE_POLICY"] = str(policies[name.removeprefix("sgl-")])
+        policy = policies.get(name.removeprefix("sgl-"))
+        environment |= {} if policy is None else {"SGL_EAGLE_POLICY": str(policy)}
     return arguments, environment
 
 
@@ -247,7 +255,7 @@ class ServingCheck:
             "sampled",
             lambda engine: engine.complete(
                 [prompts[0]] * self.args.num_samples,
-                concurrency=max(self.args.batches),
+                concurrency=self.args.num_samples,
                 sampling=sampling,
                 timeout_s=self.left(),
             ),
@@ -269,7 +277,8 @@ class ServingCheck:
             names = self.alive() if repeat % 2 == 0 else self.alive()[::-1]
             for name in names:
                 for concurrency in self.args.concurrencies:
-                    count = min(len(prompts), max(6, 3 * concurrency))
+                    # All start together: new arrivals would stop decoding for their prefill.
+                    count = max(concurrency, 2)
                     log_start = len(self.engines[name].log_text())
                     answers = self.ask_all(
                         f"timed at {concurrency}",
@@ -290,7 +299,7 @@ class ServingCheck:
                             "num_tokens": num_tokens,
                             "tok_per_s": num_tokens / answer["seconds"],
                             "tokens_per_verify": _ratio(answer),
-                            "host_us": _host_times(self.engines[name].log_text()[log_start:]),
+                            **read_log(self.engines[name].log_text()[log_start:], concurrency),
                         }
                     )
 
@@ -301,10 +310,27 @@ def _ratio(answer):
     return (num_tokens - len(answer["outputs"])) / answer["verify_ct"] if answer["verify_ct"] else 1
 
 
-def _host_times(log):
-    """The plugin's log lines of a run, less the first and last, which mix other batches in."""
-    lines = [line.split("SGL_EAGLE ", 1)[1] for line in log.splitlines() if "host us" in line]
-    return lines[len(lines) // 2] if lines else None
+def read_log(log, concurrency):
+    """What SGLang and the plugin log while all requests of a run decode.
+
+    SGLang's throughput is over the steps since its last line; the first after a prefill counts the
+    prefill in.
+    """
+    speeds, host_us, follows = [], [], False
+    for line in log.splitlines():
+        if "Prefill batch" in line:
+            follows = False
+        elif "Decode batch" in line:
+            running = int(re.search(r"#running-req: (\d+)", line)[1])
+            if follows and running == concurrency:
+                speeds.append(float(re.search(r"gen throughput \(token/s\): ([\d.]+)", line)[1]))
+            follows = running == concurrency
+        elif f"SGL_EAGLE batch {concurrency}.0, host us" in line:
+            host_us.append(line.split("SGL_EAGLE ", 1)[1])
+    return {
+        "full_tok_per_s": median(speeds) if speeds else None,
+        "host_us": host_us[len(host_us) // 2] if host_us else None,
+    }
 
 
 def main(words=None):
@@ -314,7 +340,7 @@ def main(words=None):
     check = ServingCheck(args)
     try:
         check.start()
-        prompts = load_prompts(args.target, max(args.num_equal, 3 * max(args.concurrencies)))
+        prompts = load_prompts(args.target, max(args.num_equal, *args.concurrencies))
         if "sglang" in check.alive():
             check.check_equality(prompts[: args.num_equal])
             check.check_sampling(prompts)

@@ -71,11 +71,39 @@ def test_tables_say_what_was_not_measured():
         {
             "failures": {"sgl-price": "start: ended"},
             "timing": [
-                {"engine": "sglang", "concurrency": 1, "tok_per_s": 400.0} | row,
-                {"engine": "sgl-plain", "concurrency": 4, "tok_per_s": 900.0} | row,
+                row
+                | {"engine": "sglang", "concurrency": 1, "tok_per_s": 400, "full_tok_per_s": None},
+                row
+                | {"engine": "sgl-plain", "concurrency": 4, "tok_per_s": 7, "full_tok_per_s": 8},
             ],
         }
     )
     assert "FAILED sgl-price: start: ended" in text
     assert "400 (2.50)" in text
-    assert text.count("not measured") == 2
+    assert "8 (2.50)" in text
+    assert text.count("not measured") == 5
+
+
+def test_speeds_are_read_where_all_requests_decode():
+    from check_serving import read_log
+
+    def decode(running, speed):
+        return f"Decode batch, #running-req: {running}, x, gen throughput (token/s): {speed}, y"
+
+    log = [
+        "Prefill batch, #new-seq: 8",
+        decode(8, 1.0),
+        decode(8, 100.0),
+        "INFO SGL_EAGLE batch 8.0, host us a round: verify 5",
+        decode(8, 120.0),
+        "Prefill batch, #new-seq: 1",
+        decode(8, 2.0),
+        decode(8, 110.0),
+        "INFO SGL_EAGLE batch 7.9, host us a round: verify 9",
+        decode(7, 3.0),
+        decode(8, 4.0),
+    ]
+    found = read_log("\n".join(log), 8)
+    assert found["full_tok_per_s"] == 110.0
+    assert found["host_us"] == "batch 8.0, host us a round: verify 5"
+    assert read_log("", 8) == {"full_tok_per_s": None, "host_us": None}

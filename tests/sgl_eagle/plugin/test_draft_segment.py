@@ -35,7 +35,7 @@ def make(monkeypatch):
     """Makes the buffers, worker and batch of some rows, padded with rows of zeros."""
     torch = pytest.importorskip("torch")
     from sgl_eagle.plugin import compat
-    from sgl_eagle.plugin.draft_segment import DraftBuffers, write_roots
+    from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, start_round
 
     monkeypatch.setattr(compat, "run_draft_step", fake_step)
 
@@ -47,25 +47,32 @@ def make(monkeypatch):
             hidden=(HIDDEN, torch.float32, "cpu"),
         )
         pool = SimpleNamespace(k_buffer=[torch.zeros(64)], v_buffer=[])
-        worker = SimpleNamespace(
-            draft_runner=SimpleNamespace(token_to_kv_pool=pool), hot_token_id=None
-        )
-        for index, row in enumerate(rows):
+        table = torch.zeros((3, 40), dtype=torch.int32)
+        for row in rows:
             first = 1 + row * BRANCHES * NUM_STEPS
-            slots = torch.arange(first, first + BRANCHES * NUM_STEPS)
-            buffers.slots[index] = slots.view(BRANCHES, NUM_STEPS)
-            buffers.positions.view(-1, BRANCHES)[index] = 10 + row
-        worker.slots = buffers.slots
-        probs = torch.tensor([[0.5, 0.25, 0.125]] * len(rows))
-        hidden = torch.ones(len(rows), HIDDEN) * torch.tensor(rows)[:, None]
-        draft_input = SimpleNamespace(
-            topk_index=torch.tensor([ROOT_IDS[row] for row in rows]),
-            topk_p=probs,
-            hidden_states=hidden,
+            table[1 + row, 10 + row :][: BRANCHES * NUM_STEPS] = first + torch.arange(
+                BRANCHES * NUM_STEPS
+            )
+        worker = SimpleNamespace(
+            draft_runner=SimpleNamespace(token_to_kv_pool=pool),
+            hot_token_id=None,
+            req_to_token_pool=SimpleNamespace(req_to_token=table),
+            slots=buffers.slots,
         )
-        write_roots(worker, buffers, draft_input)
-        batch = SimpleNamespace(positions=buffers.positions, spec_info=SimpleNamespace())
-        return worker, batch, buffers
+        batch = SimpleNamespace(
+            seq_lens=torch.tensor([10 + row for row in rows]),
+            req_pool_indices=torch.tensor([1 + row for row in rows]),
+            spec_info=SimpleNamespace(
+                topk_index=torch.tensor([ROOT_IDS[row] for row in rows]),
+                topk_p=torch.tensor([[0.5, 0.25, 0.125]] * len(rows)),
+                bonus_tokens=torch.tensor([3 + row for row in rows], dtype=torch.int32),
+                hidden_states=torch.ones(len(rows), HIDDEN) * torch.tensor(rows)[:, None],
+            ),
+        )
+        read_batch(buffers.first(len(rows)), batch)
+        start_round(worker, buffers)
+        steps = SimpleNamespace(positions=buffers.positions, spec_info=SimpleNamespace())
+        return worker, steps, buffers
 
     return make_rows
 
@@ -88,6 +95,23 @@ def test_roots_are_a_level_of_one_branch(make):
     assert buffers.level[:, 0, 0].tolist() == ROOT_IDS
     probs = np.exp(buffers.level[:, 1, 0].numpy().view(np.float32))
     assert probs.tolist() == [[0.5, 0.25, 0.125]] * 2
+
+
+def test_the_host_learns_all_of_the_roots_at_once(make):
+    _, _, buffers = make([0, 1], num_padding=1)
+    roots = buffers.roots[:2].numpy()
+    assert roots[:, :BRANCHES].tolist() == ROOT_IDS
+    probs = np.exp(np.ascontiguousarray(roots[:, BRANCHES : 2 * BRANCHES]).view(np.float32))
+    assert probs.tolist() == [[0.5, 0.25, 0.125]] * 2
+    assert roots[:, -2:].tolist() == [[10, 3], [11, 4]]
+
+
+def test_branches_have_slots_of_their_own_and_padding_has_none(make):
+    _, _, buffers = make([0, 1], num_padding=1)
+    slots = buffers.slots[:2].flatten().tolist()
+    assert sorted(slots) == list(range(1, 1 + 2 * BRANCHES * NUM_STEPS))
+    assert not buffers.slots[2].any()
+    assert buffers.positions[: 2 * BRANCHES].tolist() == [10] * BRANCHES + [11] * BRANCHES
 
 
 def test_a_padded_batch_drafts_what_each_request_drafts_alone(make):

@@ -52,3 +52,15 @@ def test_what_was_sent_stays_when_more_is_sent(device):
     transfer.fetch(first)
     transfer.send([np.zeros(400, np.int64)])
     assert transfer.fetch(first).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_array_can_be_sent_to_its_place(device):
+    import torch
+
+    from sgl_eagle.plugin.host_transfer import HostTransfer
+
+    transfer = HostTransfer(device)
+    target = torch.zeros((4, 3), dtype=torch.int64, device=device)
+    transfer.send_into(target[1:3], np.arange(6).reshape(2, 3))
+    assert transfer.fetch(target).tolist() == [[0] * 3, [0, 1, 2], [3, 4, 5], [0] * 3]

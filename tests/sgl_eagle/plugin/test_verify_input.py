@@ -89,22 +89,30 @@ def test_every_request_is_laid_out_as_if_alone(seed, sizes, num_levels, topk, nu
     assert packed.num_steps == deepest
 
 
-def send(packed, **options):
+def send(packed, *, context_len=None, shows_prefix=False, buffer=None):
     from sgl_eagle.plugin.host_transfer import HostTransfer
-    from sgl_eagle.plugin.verify_input import send_trees
+    from sgl_eagle.plugin.verify_input import MaskLayout, send_trees
 
-    options = {"prefix_lens": None, "mask_buffer": None} | options
-    return send_trees(packed, HostTransfer("cpu"), **options)
+    num_rows = len(packed.tokens)
+    return send_trees(
+        packed,
+        HostTransfer("cpu"),
+        root_tokens=100 + np.arange(num_rows),
+        context_len=np.arange(num_rows) if context_len is None else np.array(context_len),
+        layout=MaskLayout(shows_prefix=shows_prefix, buffer=buffer),
+    )
 
 
 def test_without_trees_the_roots_are_left():
     from sgl_eagle.plugin.verify_input import pack_trees
 
     packed = pack_trees(CandidateTrees.empty(3), np.empty((3, 0), np.int64))
-    assert packed.tokens.tolist() == [[0]] * 3
     assert packed.num_steps == 0
-    assert send(packed).mask.tolist() == [True] * 3
-    assert send(packed, prefix_lens=np.array([2, 0, 1])).mask.tolist() == [True] * 6
+    sent = send(packed, context_len=[2, 0, 1])
+    assert sent.numbers[0].tolist() == [[100], [101], [102]]
+    assert sent.numbers[1].tolist() == [[2], [0], [1]]
+    assert sent.mask.tolist() == [True] * 3
+    assert send(packed, context_len=[2, 0, 1], shows_prefix=True).mask.tolist() == [True] * 6
 
 
 def test_without_trees_padding_is_never_accepted():
@@ -121,9 +129,14 @@ def test_arrays_arrive_as_they_were_packed():
 
     trees = make_trees(1, 3, 3, 2)
     packed = pack_trees(trees, choose_columns(1, trees, [4, 0, 2]))
-    sent = send(packed)
-    for name in ("tokens", "depths", "first_child", "next_sibling"):
-        assert getattr(sent, name).tolist() == getattr(packed, name).tolist(), name
+    sent = send(packed, context_len=[7, 9, 8])
+    tokens, positions, index, first_child, next_sibling = sent.numbers.numpy()
+    assert tokens[:, 0].tolist() == [100, 101, 102]
+    assert tokens[:, 1:].tolist() == packed.tokens[:, 1:].tolist()
+    assert (positions - packed.depths).tolist() == [[7] * 5, [9] * 5, [8] * 5]
+    assert index.ravel().tolist() == list(range(15))
+    assert first_child.tolist() == packed.first_child.tolist()
+    assert next_sibling.tolist() == packed.next_sibling.tolist()
 
 
 def test_the_wide_mask_shows_all_of_the_prefix():
@@ -137,7 +150,7 @@ def test_the_wide_mask_shows_all_of_the_prefix():
         [True, True, False],
         [True, False, True],
     ]
-    wide = send(packed, prefix_lens=np.array([2, 4])).mask
+    wide = send(packed, context_len=[2, 4], shows_prefix=True).mask
     first, second = wide[:15].view(3, 5), wide[15:].view(3, 7)
     assert first[:, :2].all()
     assert second[:, :4].all()
@@ -145,19 +158,18 @@ def test_the_wide_mask_shows_all_of_the_prefix():
     assert second[:, 4:].equal(tree_alone[1])
 
 
-@pytest.mark.parametrize("prefix_lens", [None, [2, 4]], ids=["narrow", "wide"])
-def test_a_mask_buffer_is_overwritten_whatever_it_held(prefix_lens):
+@pytest.mark.parametrize("shows_prefix", [False, True], ids=["narrow", "wide"])
+def test_a_mask_buffer_is_overwritten_whatever_it_held(shows_prefix):
     import torch
 
     from sgl_eagle.plugin.verify_input import pack_trees
 
     trees = make_trees(0, 2, 2, 2)
     packed = pack_trees(trees, np.array([[0, 1], [0, NO_NODE]]))
-    prefix_lens = None if prefix_lens is None else np.array(prefix_lens)
-    wanted = send(packed, prefix_lens=prefix_lens).mask
+    wanted = send(packed, context_len=[2, 4], shows_prefix=shows_prefix).mask
     for held in (0, 1):
         buffer = torch.full((64,), held, dtype=torch.uint8)
-        mask = send(packed, prefix_lens=prefix_lens, mask_buffer=buffer).mask
+        mask = send(packed, context_len=[2, 4], shows_prefix=shows_prefix, buffer=buffer).mask
         assert mask.data_ptr() == buffer.data_ptr()
         assert mask.bool().equal(wanted)
         assert (buffer[len(mask) :] == held).all()

@@ -1,0 +1,74 @@
+"""A verify pass prepared before its trees are known verifies the trees that come later."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.fixture
+def common(monkeypatch):
+    """A stand-in for SGLang's module whose preparation and verification only note what they see."""
+
+    def prepare(verify_input, pool, batch, target_worker):
+        del pool, target_worker
+        common.prepare_ct += 1
+        batch.forward_mode = "verify"
+        batch.input_ids = verify_input.draft_token
+        batch.out_cache_loc = f"slots of {len(verify_input.draft_token)}"
+        return SimpleNamespace(input_ids=batch.input_ids), True
+
+    common = ModuleType("eagle_worker_common")
+    common.prepare_ct = 0
+    common.eagle_prepare_for_verify = prepare
+    for name in ("sglang", "sglang.srt", "sglang.srt.speculative"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["sglang.srt.speculative"].eagle_worker_common = common
+    monkeypatch.setitem(sys.modules, "sglang.srt.speculative.eagle_worker_common", common)
+    from sgl_eagle.plugin import compat
+
+    monkeypatch.setattr(compat, "make_verify_input", lambda **fields: SimpleNamespace(**fields))
+    return common
+
+
+def test_the_pass_is_prepared_once_and_sees_the_trees(common):
+    import torch
+
+    from sgl_eagle.plugin.verify_ahead import make_verify_input, prepare_verify
+    from sgl_eagle.plugin.verify_input import TreeTensors
+
+    worker = SimpleNamespace(
+        device="cpu", speculative_num_steps=5, topk=4, req_to_token_pool=None, target_worker=None
+    )
+    batch = SimpleNamespace(
+        seq_lens=[7, 9],
+        spec_info="drafts",
+        forward_mode="decode",
+        input_ids="old",
+        out_cache_loc="older",
+    )
+    before = dict(vars(batch))
+    mask = torch.zeros(64, dtype=torch.uint8)
+    prepared = prepare_verify(worker, batch, 3, mask)
+    assert vars(batch) == before
+    trees = TreeTensors(numbers=torch.arange(30).view(5, 2, 3), mask=mask[:18])
+    prepared.fill(trees)
+    forward_batch, can_run_graph = common.eagle_prepare_for_verify(
+        prepared.verify_input, None, batch, None
+    )
+    assert can_run_graph
+    assert common.prepare_ct == 1
+    assert forward_batch.input_ids.tolist() == list(range(6))
+    assert prepared.verify_input.positions.tolist() == list(range(6, 12))
+    assert prepared.verify_input.retrieve_next_token.tolist() == [[18, 19, 20], [21, 22, 23]]
+    assert prepared.verify_input.spec_steps == 2
+    assert batch.forward_mode == "verify"
+    assert batch.out_cache_loc == "slots of 6"
+    assert batch.spec_info is prepared.verify_input
+
+    other = make_verify_input(worker, trees)
+    common.eagle_prepare_for_verify(other, None, batch, None)
+    assert common.prepare_ct == 2
+    assert batch.input_ids is other.draft_token
