@@ -15,10 +15,14 @@ import argparse
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -34,6 +38,8 @@ NEAR_TIE = 0.25
 """Two units in the last place of a bfloat16 logit between 16 and 32."""
 LOG_BYTES = 400_000
 ROUNDS_PER_LOG_LINE = 10
+SECONDS_PER_TIMING = 12
+"""Nothing is timed that might not end before the deadline."""
 PROMPTS = Path(__file__).parents[3] / "sgl_eagle" / "assets" / "prompts"
 
 BUILTIN = {
@@ -70,6 +76,7 @@ def parse_arguments(words=None):
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--timed-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--commit", help="of the checkout, for the record")
     parser.add_argument("--deadline", type=float, default=540, help="seconds for everything")
     return parser.parse_args(words)
 
@@ -144,12 +151,28 @@ def load_prompts(target, count):
     return prompts
 
 
+def collect_provenance(args):
+    """What the numbers depend on."""
+    gpu = None
+    if args.device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        "command": shlex.join(["python", "tests/gpu/serving/check_serving.py", *sys.argv[1:]]),
+        "commit": args.commit,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": gpu,
+        "versions": {name: version(name) for name in ("sglang", "torch", "triton")},
+        "arguments": {name: str(value) for name, value in vars(args).items()},
+    }
+
+
 class ServingCheck:
     """The running engines and what they have answered so far."""
 
     def __init__(self, args):
         self.args = args
-        self.results = {"arguments": {k: str(v) for k, v in vars(args).items()}, "failures": {}}
+        self.results = {"provenance": collect_provenance(args), "failures": {}}
         self._ends = time.monotonic() + args.deadline
         self.engines = {}
 
@@ -277,6 +300,8 @@ class ServingCheck:
             names = self.alive() if repeat % 2 == 0 else self.alive()[::-1]
             for name in names:
                 for concurrency in self.args.concurrencies:
+                    if self.left() < SECONDS_PER_TIMING:
+                        return
                     # All start together: new arrivals would stop decoding for their prefill.
                     count = max(concurrency, 2)
                     log_start = len(self.engines[name].log_text())
