@@ -311,6 +311,22 @@ def _call_with_known(function: Any, batch: Any, arguments: dict[str, Any]) -> An
     return function(batch, **{name: arguments[name] for name in arguments if name in known})
 
 
+def make_plain_input(worker: Any, batch: Any) -> Any:
+    """SGLang's description of trees that are their roots alone.
+
+    Args:
+        worker: Our worker.
+        batch: The running batch, with the latest draft input.
+
+    Returns:
+        An `EagleVerifyInput` of one node a request.
+    """
+    verify_input = worker._build_trivial_verify_input(batch)
+    # Without overlap scheduling it is int32, which the CUDA kernels of verification refuse.
+    verify_input.draft_token = verify_input.draft_token.to(torch.int64)
+    return verify_input
+
+
 def prepare_verify_ahead(worker: Any, batch: Any, verify_input: Any) -> None:
     """Let a later `run_verify` of this input find its preparation done.
 

@@ -174,7 +174,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         with self._states.active(num_draft_tokens):
             with self._clock.stage("verify"):
                 if drafted is None:
-                    batch.spec_info = self._build_trivial_verify_input(batch)
+                    batch.spec_info = compat.make_plain_input(self, batch)
                 else:
                     batch.spec_info = self._verify_input(*drafted)
                 result = compat.run_verify(
