@@ -35,7 +35,7 @@ from two_samples import homogeneity
 
 CONTEXT_LENGTH = 2048
 NEAR_TIE = 0.251
-"""Two units in the last place of a bfloat16 logit between 16 and 32, and what float32 makes of it."""
+"""Two units in the last place of a bfloat16 logit between 16 and 32, and rounding of the gap."""
 LOG_BYTES = 400_000
 ROUNDS_PER_LOG_LINE = 10
 SECONDS_PER_TIMING = 12

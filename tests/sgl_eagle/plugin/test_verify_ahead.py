@@ -33,6 +33,21 @@ def common(monkeypatch):
     return common
 
 
+def test_plain_rounds_verify_tokens_of_the_dtype_that_kernels_want():
+    import torch
+
+    from sgl_eagle.plugin import compat
+
+    bonus_tokens = torch.tensor([7, 9], dtype=torch.int32)
+    worker = SimpleNamespace(
+        _build_trivial_verify_input=lambda batch: SimpleNamespace(draft_token=batch.bonus_tokens)
+    )
+    batch = SimpleNamespace(bonus_tokens=bonus_tokens)
+    verify_input = compat.make_plain_input(worker, batch)
+    assert verify_input.draft_token.dtype == torch.int64
+    assert verify_input.draft_token.tolist() == [7, 9]
+
+
 def test_the_pass_is_prepared_once_and_sees_the_trees(common):
     import torch
 
