@@ -14,9 +14,14 @@ from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
-from sgl_eagle_harness.policies.online_price import OnlinePricePolicy, VerifiedRows
+from sgl_eagle_harness.policies.online_price import (
+    OnlinePricePolicy,
+    VerifiedRows,
+    scale_yield,
+)
 from sgl_eagle_harness.policies.tier import SpeculationTier, TieredPolicy, choose_rows
 from sgl_eagle_harness.price_tracker import HIGHEST_RATIO, PriceTracker
+from sgl_eagle_harness.root_forecast import forecast_from_root
 
 RANKED = ContinuationModel(
     prob_edges=(),
@@ -166,6 +171,20 @@ def test_a_server_whose_drafts_fail_gives_up_and_tries_again():
         online.observe_step(step(depth=0, size=1, correct=0, elapsed_us=None))
     assert online.yield_ratio > 0.9
     assert choose_rows(online, batch, [SpeculationTier()]).all()
+
+
+@pytest.mark.parametrize("topk", [3, 2])
+def test_the_yield_scales_what_is_forecast_before_drafting(topk):
+    # With topk 3 the averages serve; with 2 the forecast goes level by level from the root.
+    expected = {
+        ratio: forecast_from_root(
+            scale_yield(RANKED, ratio), num_steps=2, topk=topk, width=topk, sizes=np.array([2, 8])
+        )
+        for ratio in (0.5, 1.0, 99.0)
+    }
+    assert expected[0.5] == pytest.approx(expected[1.0] / 2, rel=1e-5)
+    assert (expected[99.0][:, 0] <= 1).all()
+    assert scale_yield(RANKED, 0.5).ratios[1:] == RANKED.ratios[1:]
 
 
 def test_prefill_between_two_steps_does_not_count_as_decoding_time():

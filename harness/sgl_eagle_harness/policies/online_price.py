@@ -192,7 +192,7 @@ class OnlinePricePolicy:
         self._learn_yield()
         self._learn_speed()
         self._steps = []
-        continuation = scale_ranked(self._prior.continuation, self.yield_ratio)
+        continuation = scale_yield(self._prior.continuation, self.yield_ratio)
         self._base = replace(
             self._prior, calibration=self._calibration.calibration(), continuation=continuation
         )
@@ -241,7 +241,7 @@ class OnlinePricePolicy:
         )
 
 
-def scale_ranked(continuation: ContinuationModel, ratio: float) -> ContinuationModel:
+def scale_yield(continuation: ContinuationModel, ratio: float) -> ContinuationModel:
     """The average tree of a workload whose drafts are accepted more or less often.
 
     Args:
@@ -249,9 +249,17 @@ def scale_ranked(continuation: ContinuationModel, ratio: float) -> ContinuationM
         ratio: Factor on the probabilities of the average tree, at least 0.
 
     Returns:
-        The same ratios of children to parents, and the scaled averages, at most 1.
+        The same model of drafted nodes' children; what is forecast before anything is drafted is
+        scaled, measured averages and the root's children alike, to at most 1.
     """
-    scaled = tuple(
-        tuple(min(1.0, ratio * prob) for prob in probs) for probs in continuation.ranked_probs
+
+    def scaled(probs: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(min(1.0, ratio * prob) for prob in probs)
+
+    root, *deeper = continuation.ratios
+    return continuation.model_copy(
+        update={
+            "ratios": (tuple(map(scaled, root)), *deeper),
+            "ranked_probs": tuple(map(scaled, continuation.ranked_probs)),
+        }
     )
-    return continuation.model_copy(update={"ranked_probs": scaled})
