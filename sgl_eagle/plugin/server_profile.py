@@ -184,7 +184,7 @@ def _measure(
         commit=collect_provenance(seed=0).commit,
     )
     logger.info(
-        "SGL_EAGLE measured its costs in %.1f s: %d rounds",
-        *(time.perf_counter() - started, profiler.num_rounds),
+        "SGL_EAGLE measured its costs in %.1f s: %d rounds, at least %d of each kind",
+        *(time.perf_counter() - started, profiler.num_rounds, profiler.fewest_repeats),
     )
     return record

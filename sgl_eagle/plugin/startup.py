@@ -185,7 +185,8 @@ def _open_recording(
 def _exporter(server_args: Any) -> Any:
     if not server_args.enable_metrics:
         return _discard
-    return PrometheusExport(model_name=str(server_args.served_model_name)).add
+    model_name = server_args.served_model_name or server_args.model_path
+    return PrometheusExport(model_name=str(model_name)).add
 
 
 def _discard(report: StepReport) -> None:

@@ -24,8 +24,10 @@ from sgl_eagle_harness.trace_store import SHARD_SUFFIX, write_dense_shard
 logger = logging.getLogger(__name__)
 
 ROWS_PER_SHARD = 20_000
-SECONDS_PER_SHARD = 5.0
-"""Finished requests wait at most so long for their shard: what a killed server may lose."""
+SECONDS_PER_SHARD = 60.0
+"""Finished requests wait at most so long for their shard: what a machine that dies may lose."""
+IDLE_S = 3.0
+"""Without a message for so long, shards are closed early."""
 IDLE_REQUEST_S = 600.0
 """A request without a step for so long has ended without a word."""
 
@@ -81,6 +83,7 @@ class TraceFiles:
         self._running: dict[str, _Running] = {}
         self._waiting: dict[_Kind, _Waiting] = {}
         self._prompt_ids: set[str] = set()
+        self._last_message = now()
         self.num_shards = 0
 
     def take(self, message: Message) -> None:
@@ -89,7 +92,7 @@ class TraceFiles:
         Args:
             message: In the order in which the server sent them.
         """
-        now = self._now()
+        now = self._last_message = self._now()
         if isinstance(message, RequestStarted):
             self._running[message.rid] = _Running(started=message, seen=now)
         elif isinstance(message, StepRows):
@@ -101,13 +104,14 @@ class TraceFiles:
             self._finish(self._running.pop(message.rid))
 
     def rotate(self) -> None:
-        """Write the shards that are full or old enough."""
+        """Write the shards that are full or old enough, and all where nothing happens."""
         now = self._now()
         for rid in [r for r, run in self._running.items() if now - run.seen > IDLE_REQUEST_S]:
             self._finish(self._running.pop(rid))
         for kind, waiting in list(self._waiting.items()):
             old = now - waiting.since >= SECONDS_PER_SHARD
-            if old or waiting.num_rows >= ROWS_PER_SHARD:
+            idle = now - self._last_message >= IDLE_S
+            if old or idle or waiting.num_rows >= ROWS_PER_SHARD:
                 self._write(kind, self._waiting.pop(kind))
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ def read_metrics(server):
         if match:
             labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
             labels.pop("pid", None)
-            labels.pop("model_name", None)
+            assert labels.pop("model_name").endswith("target")
             key = (match[1].removeprefix("sgl_eagle:"), *labels.values())
             values[key] = values.get(key, 0.0) + float(match[3])
     return values

@@ -15,7 +15,7 @@ from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.request_label import read_label
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.startup import trace_header
-from sgl_eagle.plugin.trace_files import SECONDS_PER_SHARD, TraceFiles
+from sgl_eagle.plugin.trace_files import IDLE_S, SECONDS_PER_SHARD, TraceFiles
 from sgl_eagle.plugin.trace_recorder import TracePipe, TraceRecorder
 from sgl_eagle_harness.errors import OutputError
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
@@ -170,12 +170,26 @@ def test_shards_close_with_age_and_only_finished_requests_go_in(tmp_path):
     files.observer.finished("done")
     files.files.rotate()
     assert list(tmp_path.iterdir()) == []
+    for second in range(1, int(SECONDS_PER_SHARD)):
+        files.seconds = float(second)
+        files.step([running], [[5]])
+        files.files.rotate()
+    assert list(tmp_path.iterdir()) == []
     files.seconds = SECONDS_PER_SHARD
     files.files.rotate()
     assert {step.prompt_id for step in read_ordinary_trace(tmp_path)[1]} == {"done"}
     files.files.close()
     assert {step.prompt_id for step in read_ordinary_trace(tmp_path)[1]} == {"done", "running"}
     assert files.files.num_shards == 2
+
+
+def test_an_idle_server_closes_its_shards_early(tmp_path):
+    files = Files(tmp_path)
+    files.step([labelled("done")], [[5]])
+    files.observer.finished("done")
+    files.seconds = IDLE_S
+    files.files.rotate()
+    assert files.files.num_shards == 1
 
 
 def test_a_full_queue_loses_steps_and_says_how_many(tmp_path):
