@@ -168,9 +168,9 @@ class GridProfiler:
                 f"{self._budget_s:.0f} s"
             )
         for repeat in range(1, self._num_repeats):
-            for batch in axes[0]:
-                for context in axes[1]:
-                    for size in self._grid.num_tokens:
+            for size in self._grid.num_tokens:  # outermost: a round after one of its size is usual
+                for batch in axes[0]:
+                    for context in axes[1]:
                         if len(self._cells[batch, size, context].verify_us) <= repeat:
                             self._run(batch, size, context)
         return self._table(setup, *axes)
