@@ -93,9 +93,12 @@ def test_metrics_add_up_to_what_clients_were_told(server, answers):
     assert found["drafted_nodes_total",] >= found["proposed_drafts_total",] >= correct
     now = read_metrics(server)
     assert now["price_tok_per_us",] > 0
-    assert now["observed_nodes",] > 0
+    # How deep drafting pays is measured, and differs from machine to machine.
+    deepest = max(int(k[1]) for k, v in now.items() if k[0] == "draft_depth_passes_total" and v)
+    assert (now["observed_nodes",] > 0) == (deepest > 0)
     stages = {key[1] for key in now if key[0] == "host_stage_seconds_total"}
-    assert {"draft", "decide", "verify", "extend"} <= stages
+    assert {"decide", "verify", "extend"} <= stages
+    assert ("draft" in stages) == (deepest > 1)
 
 
 def test_an_ordinary_trace_holds_every_step_with_its_label(answers, completions, folders):
