@@ -15,7 +15,7 @@ SGLANG := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG)/.installed
 SGLANG_TARGET := $(SGLANG)/smollm2
 
-.PHONY: demo test test-sglang clean
+.PHONY: demo test test-sglang test-kernels clean
 
 demo: $(INSTALLED)
 	$(BIN)/sgl-eagle demo --out runs/demo --overwrite
@@ -41,6 +41,10 @@ test-sglang: $(SGLANG_VERSIONS:%=$(SGLANG)/sglang-%) $(SGLANG_TARGET)
 
 test-sglang-%: $(SGLANG)/sglang-% $(SGLANG_TARGET)
 	SGL_EAGLE_TARGET=$(SGLANG_TARGET) PYTHONPATH=$(CURDIR)/$< $(SGLANG)/bin/python -m pytest tests/sglang_cpu
+
+# SGLang's environment has Triton: the kernels run there under its interpreter.
+test-kernels: $(SGLANG_INSTALLED)
+	$(SGLANG)/bin/python -m pytest tests/kernels tests/parity
 
 $(SGLANG)/sglang-%: | $(SGLANG_INSTALLED)
 	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.partial "sglang==$*"
