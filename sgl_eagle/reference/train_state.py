@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from sgl_eagle.reference.draft_models import Draft
-from sgl_eagle_harness.errors import CheckpointError, OutputError
+from sgl_eagle.reference.training_state import read_training_state, write_training_state
 
 if TYPE_CHECKING:
     from sgl_eagle.reference.train_config import TrainConfig
 
 STATE_FILE = "state.safetensors"
 CURVE_FILE = "curve.json"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,7 @@ def save_state(
     """Write the state after an evaluation, and the curve beside it.
 
     Args:
-        folder: Existing folder.
+        folder: Made if missing.
         draft: Float32 weights.
         optimizer: AdamW over the draft's parameters.
         config: How the run was started.
@@ -68,24 +62,14 @@ def save_state(
     Raises:
         OutputError: If the folder cannot be written.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in draft.named_parameters():
-        tensors[f"weight.{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
-    points = [asdict(point) for point in curve]
-    metadata = {"config": json.dumps(asdict(config)), "curve": json.dumps(points)}
-    partial_state, partial_curve = (
-        folder / f"{STATE_FILE}.partial",
-        folder / f"{CURVE_FILE}.partial",
+    write_training_state(
+        folder / STATE_FILE,
+        folder / CURVE_FILE,
+        dict(draft.named_parameters()),
+        optimizer,
+        config=asdict(config),
+        curve=[asdict(point) for point in curve],
     )
-    try:
-        save_file(tensors, partial_state, metadata=metadata)
-        partial_curve.write_text(json.dumps(points, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial_state, folder / STATE_FILE)  # noqa: PTH105
-        os.replace(partial_curve, folder / CURVE_FILE)  # noqa: PTH105
-    except (OSError, SafetensorError) as error:
-        raise OutputError(f"{folder}: cannot be written: {error}") from error
 
 
 def load_state(
@@ -105,34 +89,11 @@ def load_state(
     Raises:
         CheckpointError: If the state is missing, damaged or of another configuration.
     """
-    file = folder / STATE_FILE
-    if not file.is_file():
-        raise CheckpointError(f"{file}: no state to resume from; start without --resume")
-    try:
-        with safe_open(file, framework="pt", device=str(draft.lm_head.device)) as stream:
-            metadata = stream.metadata()
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: cannot be read, truncated?: {error}") from error
-    before, now = json.loads(metadata["config"]), json.loads(json.dumps(asdict(config)))
-    changed = sorted(name for name in now if before.get(name) != now[name])
-    if changed:
-        raise CheckpointError(
-            f"{file}: was started with another configuration: "
-            + ", ".join(f"{name} {before.get(name)} now {now[name]}" for name in changed)
-        )
-    curve = [_curve_point(point) for point in json.loads(metadata["curve"])]
-    updates = torch.tensor(float(curve[-1].update), device=draft.lm_head.device)
-    with torch.no_grad():
-        for name, parameter in draft.named_parameters():
-            parameter.copy_(tensors[f"weight.{name}"])
-            optimizer.state[parameter] = {
-                "step": updates.clone() if parameter.is_cuda else updates.cpu().clone(),
-                **{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS},
-            }
-    return curve
-
-
-def _curve_point(raw: dict[str, object]) -> CurvePoint:
-    lists = {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}
-    return CurvePoint(**{**raw, **lists})  # type: ignore[arg-type]
+    curve = read_training_state(
+        folder / STATE_FILE,
+        dict(draft.named_parameters()),
+        optimizer,
+        config=asdict(config),
+        device=draft.lm_head.device,
+    )
+    return [CurvePoint(**point) for point in curve]
