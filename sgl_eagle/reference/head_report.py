@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 from sgl_eagle.reference.head_checkpoint import FactorsInfo
 from sgl_eagle.reference.head_evaluate import HeadScore
 from sgl_eagle_harness.atomic_file import write_text
+from sgl_eagle_kernels.bench.svg import inline_svg
 from sgl_eagle_tuner.provenance import RunProvenance
 
 _FAMILIES = (
@@ -203,11 +203,7 @@ def draw_scores(scores: list[HeadScore]) -> str:
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("accept length")
     axes.legend()
-    figure.tight_layout()
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return inline_svg(figure)
 
 
 def _family(score: HeadScore) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from sgl_eagle_kernels.bench.case import BenchResult, Environment, Measurement
 from sgl_eagle_kernels.bench.costs import collect_head_costs
 from sgl_eagle_kernels.bench.head_cases import FULL, OUR_FULL
+from sgl_eagle_kernels.bench.svg import inline_svg
 
 TEMPLATE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{{ title }}</title>
@@ -166,11 +166,7 @@ def draw_roofline(result: BenchResult) -> str:
     axes.set_xlabel("bytes that must be read")
     axes.set_ylabel("median time, us")
     axes.legend()
-    figure.tight_layout()
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return inline_svg(figure)
 
 
 def _family(measurement: Measurement) -> str:
