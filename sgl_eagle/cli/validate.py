@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: sgl-eagle validate --cost runs/cost.json --dtype float32 --limit 20\n"
         "A difference is explained if the same text, read again without any tree in passes of\n"
-        "other sizes, shows as much: rounding. Exit code 1 if one is not explained."
+        "other sizes, shows as much to the last place of a logit: rounding. Exit code 1 if one\n"
+        "is not explained."
     )
 
 
@@ -198,7 +199,8 @@ def _unexplained_lines(result: Validation) -> list[str]:
         + (
             "one text ends, the other goes on"
             if text.gap is None
-            else f"logit gap {text.gap:.4g} crossed, the controls move it by {text.moved:.4g}"
+            else f"logit gap {text.gap:.4g} crossed, the controls move it by {text.moved:.4g}, "
+            f"the last place is {text.rounding:.4g}"
         )
         for each in result.policies
         for text in each.texts

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sgl_eagle.reference.comparison import UnequalStep, first_difference
 from sgl_eagle.reference.control import (
@@ -38,17 +40,20 @@ class TextDifference:
         gap: Logit of the plain token less that of the policy's, in passes of one token: what had
             to be crossed. None if one text ends where the other goes on, which is no choice.
         moved: How far the controls move that gap at most, in either direction.
+        rounding: Unit in the last place of the larger logit. Each of the two is rounded to half
+            of it, so that much of the gap, or of a movement, may not be there before rounding.
     """
 
     prompt_id: str
     position: int
     gap: float | None
     moved: float
+    rounding: float
 
     @property
     def explained(self) -> bool:
         """Rounding alone moves the two logits far enough at this very position."""
-        return self.gap is not None and self.moved >= self.gap
+        return self.gap is not None and self.moved + self.rounding >= self.gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +107,19 @@ def tokens_needed(plain: Generation, run: Generation, unequal: Sequence[UnequalS
     return max([0, *ends] if parting is None else [parting + 1, *ends])
 
 
+def last_place(numbers: Tensor) -> float:
+    """The unit in the last place of the largest number.
+
+    Args:
+        numbers: Finite numbers of any floating dtype.
+
+    Returns:
+        Distance of the largest magnitude to the next one that the dtype holds.
+    """
+    largest = numbers.abs().max()
+    return float(torch.nextafter(largest, largest.new_tensor(torch.inf)) - largest)
+
+
 class PromptControl:
     """Reruns of one prompt's plain text, made when they are needed and shared by all policies."""
 
@@ -148,7 +166,9 @@ class PromptControl:
 
     def _text_difference(self, run: Generation, own: Rerun, position: int) -> TextDifference:
         if position >= min(len(self._plain.tokens), len(run.tokens)):
-            return TextDifference(prompt_id=self._prompt_id, position=position, gap=None, moved=0.0)
+            return TextDifference(
+                prompt_id=self._prompt_id, position=position, gap=None, moved=0.0, rounding=0.0
+            )
         chosen, instead = self._plain.tokens[position], run.tokens[position]
 
         def gap(rerun: Rerun) -> float:
@@ -156,12 +176,14 @@ class PromptControl:
             return float(logits[chosen]) - float(logits[instead])
 
         plain = gap(self._rerun_evenly(1))
+        logits = self._rerun_evenly(1).logits[position, [chosen, instead]]
         controls = [own, *(self._rerun_evenly(size) for size in CONTROL_SIZES)]
         return TextDifference(
             prompt_id=self._prompt_id,
             position=position,
             gap=plain,
             moved=max(abs(gap(control) - plain) for control in controls),
+            rounding=last_place(logits),
         )
 
     def _step_differences(

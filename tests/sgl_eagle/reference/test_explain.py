@@ -20,6 +20,7 @@ from sgl_eagle.reference.explain import (  # noqa: E402
     PromptControl,
     StepDifference,
     TextDifference,
+    last_place,
     tokens_needed,
 )
 from sgl_eagle.reference.target import KvCache  # noqa: E402
@@ -74,7 +75,7 @@ def test_a_mask_that_shows_siblings_is_not_explained(pair, monkeypatch):
     monkeypatch.setattr(verify, "build_layout", leaky)
     unexplained = [each for each in text_differences(pair) if not each.explained]
     assert unexplained
-    assert max(each.gap / each.moved for each in unexplained if each.moved) > 4
+    assert max(each.gap / (each.moved + each.rounding) for each in unexplained) > 4
 
 
 def test_a_cache_that_is_not_compacted_is_not_explained(pair, monkeypatch):
@@ -144,12 +145,34 @@ def test_features_of_the_wrong_nodes_are_not_explained(eagle3_pair, monkeypatch)
 
 @pytest.mark.parametrize(
     ("gap", "moved", "explained"),
-    [(0.5, 0.5, True), (0.5, 0.375, False), (0.0, 0.0, True), (None, 0.0, False)],
-    ids=["moved as far", "moved less", "tie", "text ends"],
+    [
+        (0.5, 0.5, True),
+        (0.5, 0.375, True),
+        (0.5, 0.25, False),
+        (0.125, 0.0, True),
+        (0.0, 0.0, True),
+        (None, 0.0, False),
+    ],
+    ids=["moved as far", "but for rounding", "moved less", "rounding alone", "tie", "text ends"],
 )
 def test_a_text_is_explained_if_its_gap_is_moved_as_far(gap, moved, explained):
-    difference = TextDifference(prompt_id="p", position=3, gap=gap, moved=moved)
+    difference = TextDifference(prompt_id="p", position=3, gap=gap, moved=moved, rounding=0.125)
     assert difference.explained == explained
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "expected"),
+    [
+        ([17.0, -3.0], torch.bfloat16, 0.125),
+        ([-33.0, 17.0], torch.bfloat16, 0.25),
+        ([17.0], torch.float16, 2.0**-6),
+        ([17.0], torch.float32, 2.0**-19),
+        ([0.0], torch.float32, 2.0**-149),
+    ],
+    ids=str,
+)
+def test_last_place_is_that_of_the_largest_number(numbers, dtype, expected):
+    assert last_place(torch.tensor(numbers, dtype=dtype)) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,7 +210,9 @@ def test_a_text_that_ends_early_is_not_explained(eagle3_pair):
     assert first_difference(plain.tokens, short.tokens) == 12
     control = PromptControl(target, draft, plain, num_tokens=13, prompt_id="p")
     difference, _ = control.explain_run(short, WIDE, [])
-    assert difference == TextDifference(prompt_id="p", position=12, gap=None, moved=0.0)
+    assert difference == TextDifference(
+        prompt_id="p", position=12, gap=None, moved=0.0, rounding=0.0
+    )
 
 
 def test_count_spelled_follows_one_chain():

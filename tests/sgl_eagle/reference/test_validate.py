@@ -16,7 +16,7 @@ from sgl_eagle.reference.validate import PolicyValidation, Validation, static_sp
 
 
 def text(*, moved):
-    return TextDifference(prompt_id="chat-1", position=7, gap=0.25, moved=moved)
+    return TextDifference(prompt_id="chat-1", position=7, gap=0.25, moved=moved, rounding=0.03125)
 
 
 def step(*, controls, most=2):
@@ -120,7 +120,10 @@ def test_unexplained_differences_are_counted_listed_and_exit_1(run_validate, mon
         "2",
         "2.00",
     ]
-    assert "eagle2, chat-1, token 7: logit gap 0.25 crossed, the controls move it by 0.125" in lines
+    assert (
+        "eagle2, chat-1, token 7: logit gap 0.25 crossed, the controls move it by 0.125, "
+        "the last place is 0.03125"
+    ) in lines
     assert "eagle2, chat-2, step at token 4: accepted 3, replay 1, controls 1 to 2" in lines
     assert lines[-1] == "FAILED"
     policy = json.loads(run_validate("--format", "json")[1])["policies"][0]
@@ -147,6 +150,7 @@ def test_unexplained_differences_are_counted_listed_and_exit_1(run_validate, mon
         "position": 7,
         "gap": 0.25,
         "moved": 0.125,
+        "rounding": 0.03125,
         "explained": False,
     }
 
