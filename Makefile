@@ -40,7 +40,7 @@ test-sglang: $(SGLANG_VERSIONS:%=$(SGLANG)/sglang-%) $(SGLANG_TARGET)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(SGLANG_VERSIONS:%=test-sglang-%)
 
 test-sglang-%: $(SGLANG)/sglang-% $(SGLANG_TARGET)
-	SGL_EAGLE_TARGET=$(SGLANG_TARGET) PYTHONPATH=$(CURDIR)/$< $(SGLANG)/bin/python -m pytest tests/sglang_cpu
+	SGLEAGLE_TARGET=$(SGLANG_TARGET) PYTHONPATH=$(CURDIR)/$< $(SGLANG)/bin/python -m pytest tests/sglang_cpu
 
 # SGLang's environment has Triton: the kernels run there under its interpreter, whose release 3.6 converts
 # in a way that NumPy deprecates. Tests of the report need matplotlib, which is not there.

@@ -19,7 +19,7 @@ SGLANG_ENGINE = "sglang"
 
 
 def startup_policy() -> SpecPolicy | None:
-    """The default policy of the file that `--sgl-eagle-policy` or `SGL_EAGLE_POLICY` names.
+    """The default policy of the file that `--sgl-eagle-policy` or `SGLEAGLE_POLICY` names.
 
     Returns:
         The policy; None without a file.

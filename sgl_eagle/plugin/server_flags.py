@@ -14,14 +14,15 @@ from sgl_eagle_harness.errors import PolicyConfigError
 ALGORITHM_NAME = "SGL_EAGLE"
 """Value of SGLang's --speculative-algorithm."""
 
+# SGLang takes every variable that begins with SGL_ for an old name of its own.
 POLICY_FLAG = "--sgl-eagle-policy"
-POLICY_VARIABLE = "SGL_EAGLE_POLICY"
+POLICY_VARIABLE = "SGLEAGLE_POLICY"
 COST_CACHE_FLAG = "--sgl-eagle-cost-cache"
-COST_CACHE_VARIABLE = "SGL_EAGLE_COST_CACHE"
+COST_CACHE_VARIABLE = "SGLEAGLE_COST_CACHE"
 RECORD_FLAG = "--sgl-eagle-record"
-RECORD_VARIABLE = "SGL_EAGLE_RECORD"
+RECORD_VARIABLE = "SGLEAGLE_RECORD"
 RECORD_MODE_FLAG = "--sgl-eagle-record-mode"
-RECORD_MODE_VARIABLE = "SGL_EAGLE_RECORD_MODE"
+RECORD_MODE_VARIABLE = "SGLEAGLE_RECORD_MODE"
 
 NO_CACHE = "none"
 """Value of the cost cache that keeps nothing."""

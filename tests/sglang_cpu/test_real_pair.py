@@ -9,7 +9,7 @@ import sgl_eagle
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
-TARGET_VARIABLE = "SGL_EAGLE_TARGET"
+TARGET_VARIABLE = "SGLEAGLE_TARGET"
 QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that adds two numbers.",

@@ -23,7 +23,7 @@ def test_a_policy_that_does_not_fit_the_flags_is_refused(fork_server, pair, poli
 
 def test_prices_of_another_engine_are_refused(fork_server, pair, policies, tmp_path):
     # By the variable, which is how a server that is started from Python gets its policy.
-    variables = {"SGL_EAGLE_POLICY": str(policies["price_of_reference_engine"])}
+    variables = {"SGLEAGLE_POLICY": str(policies["price_of_reference_engine"])}
     output = fork_server.output_of_refused_start(pair, tmp_path / "log", **variables)
     assert "must be measured on engine='sglang', got engine='reference'" in output
 

@@ -132,7 +132,7 @@ def engine_arguments(name, args, policies):
     elif name != "sglang":
         arguments["speculative_algorithm"] = "SGL_EAGLE"
         policy = policies.get(name.removeprefix("sgl-"))
-        environment |= {} if policy is None else {"SGL_EAGLE_POLICY": str(policy)}
+        environment |= {} if policy is None else {"SGLEAGLE_POLICY": str(policy)}
     return arguments, environment
 
 

@@ -13,8 +13,8 @@ from sgl_eagle_harness.errors import CostTableError
 
 SERVER = (
     "import os, pathlib, shutil, sys, time\n"
-    "assert 'SGL_EAGLE_POLICY' not in os.environ\n"
-    "folder = pathlib.Path(os.environ['SGL_EAGLE_COST_CACHE'])\n"
+    "assert 'SGLEAGLE_POLICY' not in os.environ\n"
+    "folder = pathlib.Path(os.environ['SGLEAGLE_COST_CACHE'])\n"
     "folder.mkdir()\n"
     "shutil.copy(sys.argv[1], folder / 'half')\n"
     "(folder / 'half').rename(folder / 'table.json')\n"
@@ -31,7 +31,7 @@ def table(tmp_path):
 
 
 def test_the_servers_table_is_the_result(table, monkeypatch):
-    monkeypatch.setenv("SGL_EAGLE_POLICY", "policy.json")
+    monkeypatch.setenv("SGLEAGLE_POLICY", "policy.json")
     found = profile_server([sys.executable, "-c", SERVER, str(table)], timeout_s=60)
     assert found == load_cost_file(table)
 

@@ -34,20 +34,20 @@ def test_flags_set_the_variables_that_schedulers_read(parser, monkeypatch):
 def test_the_cost_cache_follows_xdg():
     assert read_settings({"XDG_CACHE_HOME": "/c"}).cost_cache == Path("/c/sgl-eagle/costs")
     assert read_settings({}).cost_cache == Path.home() / ".cache/sgl-eagle/costs"
-    assert read_settings({"SGL_EAGLE_COST_CACHE": "/mine"}).cost_cache == Path("/mine")
-    assert read_settings({"SGL_EAGLE_COST_CACHE": "none"}).cost_cache is None
+    assert read_settings({"SGLEAGLE_COST_CACHE": "/mine"}).cost_cache == Path("/mine")
+    assert read_settings({"SGLEAGLE_COST_CACHE": "none"}).cost_cache is None
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"SGL_EAGLE_RECORD_MODE": "full"}, "record-mode must be ordinary or dense, got 'full'"),
-        ({"SGL_EAGLE_RECORD_MODE": "dense"}, "dense needs a folder: add --sgl-eagle-record"),
+        ({"SGLEAGLE_RECORD_MODE": "full"}, "record-mode must be ordinary or dense, got 'full'"),
+        ({"SGLEAGLE_RECORD_MODE": "dense"}, "dense needs a folder: add --sgl-eagle-record"),
         (
             {
-                "SGL_EAGLE_RECORD_MODE": "dense",
-                "SGL_EAGLE_RECORD": "t",
-                "SGL_EAGLE_POLICY": "p.json",
+                "SGLEAGLE_RECORD_MODE": "dense",
+                "SGLEAGLE_RECORD": "t",
+                "SGLEAGLE_POLICY": "p.json",
             },
             "leave out --sgl-eagle-policy, got p.json",
         ),
