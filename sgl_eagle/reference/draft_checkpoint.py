@@ -95,7 +95,7 @@ def save_draft(draft: Draft, path: Path, *, dtype: torch.dtype = torch.bfloat16)
         OutputError: If the folder cannot be written.
     """
     tensors = {
-        _published_name(name, draft.config): tensor.detach().to("cpu", dtype).contiguous()
+        published_name(name, draft.config): tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in export_tensors(draft).items()
     }
     try:
@@ -149,7 +149,16 @@ def _qkv_sizes(config: DraftConfig) -> list[int]:
     return [config.num_attention_heads * config.head_dim, kv_size, kv_size]
 
 
-def _published_name(name: str, config: DraftConfig) -> str:
+def published_name(name: str, config: DraftConfig) -> str:
+    """The name under which a tensor is stored.
+
+    Args:
+        name: One of `export_tensors`.
+        config: Of the draft.
+
+    Returns:
+        The name in the file.
+    """
     if config.kind == "eagle3":
         return re.sub(r"^layers\.0\.", "midlayer.", name)
     return name

@@ -21,6 +21,7 @@ COMMANDS = (
     "train",
     "head",
     "export",
+    "inflate",
     "serve",
 )
 """In the order in which `sgl-eagle --help` lists them: `sgl_eagle.cli.<name>` holds each."""
