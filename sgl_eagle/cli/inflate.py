@@ -121,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
             "num_target_parameters": pair.num_target_parameters,
             "num_draft_parameters": pair.num_draft_parameters,
         },
-        text=f"wrote {pair.target}: {pair.num_target_parameters / 1e9:.2f} billion parameters\n"
-        f"wrote {pair.draft}: {pair.num_draft_parameters / 1e9:.2f} billion parameters",
+        text=f"wrote {pair.target}: {pair.num_target_parameters / 1e6:,.1f} million parameters\n"
+        f"wrote {pair.draft}: {pair.num_draft_parameters / 1e6:,.1f} million parameters",
         output_format=args.format,
     )
     return 0

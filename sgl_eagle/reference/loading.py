@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from sgl_eagle.reference.checkpoint_digest import checkpoint_digest
@@ -126,6 +126,13 @@ def _load_smollm2(dtype: torch.dtype, device: str) -> LoadedTarget:
 
 
 def _load_gguf(file: Path, name: str, dtype: torch.dtype, device: str) -> LoadedTarget:
+    try:
+        from transformers import GgufConfig
+    except ImportError as error:
+        raise CheckpointError(
+            f"this release of transformers does not read {file}: write the target as a folder with "
+            f"`sgl-eagle export`, where transformers is 5.17 or later"
+        ) from error
     try:
         # transformers draws a bar over GGUF tensors, which none of its own switches reaches.
         with _errors_alone(), redirect_stderr(io.StringIO()):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -24,32 +23,24 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_handle import EngineError, EngineHandle
 from report_tables import render_tables
+from serving_engines import CONTEXT_LENGTH, ENGINES, engine_arguments
+from serving_log import gpu_memory_mib, read_capture_seconds, read_log
 from serving_policies import write_policies
 from two_samples import homogeneity
 
-CONTEXT_LENGTH = 2048
 NEAR_TIE = 0.251
 """Two units in the last place of a bfloat16 logit between 16 and 32, and rounding of the gap."""
 LOG_BYTES = 400_000
-ROUNDS_PER_LOG_LINE = 10
 SECONDS_PER_TIMING = 12
 """Nothing is timed that might not end before the deadline."""
-PROMPTS = Path(__file__).parents[3] / "sgl_eagle" / "assets" / "prompts"
-
-BUILTIN = {
-    "eagle3-5-4-8": (5, 4, 8),
-    "eagle3-3-1-4": (3, 1, 4),
-}
-POLICIES = ("plain", "static", "eagle2", "price")
-ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES), "sgl-default")
-"""Plain SGLang, its own EAGLE-3 (num_steps, topk, num_draft_tokens), and SGL_EAGLE by policy; the
-last has no policy file and measures its costs at its start, beside the others'."""
+FEWEST_REQUESTS = 4
+"""Requests of a timing at low concurrency, so that it is not of one prompt alone."""
+SHIPPED_PROMPTS = Path(__file__).parents[3] / "sgl_eagle" / "assets" / "prompts"
 
 
 def say(text):
@@ -69,80 +60,47 @@ def parse_arguments(words=None):
     parser.add_argument("--overlap", choices=("on", "off"), default="on")
     parser.add_argument("--backend", default="triton", help="attention backend on the GPU")
     parser.add_argument("--start-timeout", type=float, default=300)
+    parser.add_argument("--max-running-requests", type=int, default=64)
+    parser.add_argument(
+        "--max-total-tokens", type=int, default=120_000, help="cache slots of an engine on the GPU"
+    )
+    parser.add_argument(
+        "--mem-fraction", type=float, default=0.5, help="SGLang's --mem-fraction-static on the GPU"
+    )
+    parser.add_argument("--policy", type=Path, help="policy file of sgl-tuned")
+    parser.add_argument(
+        "--prompts", type=Path, nargs="+", help="JSON lines (default: the shipped prompts)"
+    )
     parser.add_argument("--num-equal", type=int, default=64, help="prompts compared, 0 for none")
     parser.add_argument("--equal-tokens", type=int, default=64)
     parser.add_argument("--num-samples", type=int, default=1500, help="0 for none")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--timed-tokens", type=int, default=256)
+    parser.add_argument(
+        "--profile", nargs="+", choices=ENGINES, default=[], help="engines to trace at batch 1"
+    )
+    parser.add_argument("--profiled-rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--commit", help="of the checkout, for the record")
     parser.add_argument("--deadline", type=float, default=540, help="seconds for everything")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if "sgl-tuned" in args.engines and args.policy is None:
+        parser.error("sgl-tuned needs --policy")
+    if max(*args.batches, *args.concurrencies) > args.max_running_requests:
+        parser.error("--batches and --concurrencies must be at most --max-running-requests")
+    return args
 
 
-def engine_arguments(name, args, policies):
-    """SGLang's arguments and the environment of one engine."""
-    arguments = {
-        "model_path": str(args.target),
-        "dtype": args.dtype,
-        "device": args.device,
-        "context_length": CONTEXT_LENGTH if args.device == "cuda" else 512,
-        "random_seed": 1,
-        "decode_log_interval": ROUNDS_PER_LOG_LINE,
-        "log_level": "info",
-        "sleep_on_idle": True,
-        "disable_overlap_schedule": args.overlap == "off",
-        "nccl_port": 41000 + ENGINES.index(name),
-        "skip_server_warmup": True,
-    }
-    if args.device == "cuda":
-        arguments |= {
-            "attention_backend": args.backend,
-            "sampling_backend": "pytorch",
-            "disable_prefill_cuda_graph": True,
-            "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
-            "max_running_requests": 64,
-            "max_total_tokens": 120_000,
-            "mem_fraction_static": 0.5,
-        }
-        if args.no_graphs:
-            arguments["disable_cuda_graph"] = True
-    else:
-        arguments |= {
-            "attention_backend": "torch_native",
-            "prefill_attention_backend": "intel_amx",
-            "decode_attention_backend": "intel_amx",
-            "disable_cuda_graph": True,
-            "max_running_requests": 8,
-            "max_total_tokens": 4096,
-            "mem_fraction_static": 0.2,
-        }
-    environment = {}
-    if name != "sglang":
-        arguments["speculative_draft_model_path"] = str(args.draft)
-        if args.device == "cpu":
-            arguments["speculative_draft_attention_backend"] = "intel_amx"
-    if name in BUILTIN:
-        arguments["speculative_algorithm"] = "EAGLE3"
-        keys = ("num_steps", "eagle_topk", "num_draft_tokens")
-        arguments |= {
-            f"speculative_{key}": value for key, value in zip(keys, BUILTIN[name], strict=True)
-        }
-    elif name != "sglang":
-        arguments["speculative_algorithm"] = "SGL_EAGLE"
-        policy = policies.get(name.removeprefix("sgl-"))
-        environment |= {} if policy is None else {"SGLEAGLE_POLICY": str(policy)}
-    return arguments, environment
-
-
-def load_prompts(target, count):
-    """Token ids of shipped prompts in the target's chat format, workloads in turn."""
+def load_prompts(target, files, count):
+    """Token ids of prompts in the target's chat format, files in turn."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target)
-    files = [path.read_text(encoding="utf-8").splitlines() for path in sorted(PROMPTS.glob("*"))]
-    lines = [line for group in zip(*files, strict=False) for line in group][:count]
+    texts = [path.read_text(encoding="utf-8").splitlines() for path in files]
+    lines = [line for group in zip(*texts, strict=False) for line in group][:count]
+    if len(lines) < count:
+        raise ValueError(f"--prompts hold {len(lines)} in groups of one a file, {count} are needed")
     prompts = []
     for line in lines:
         messages = [{"role": "user", "content": json.loads(line)["turns"][0]}]
@@ -190,12 +148,28 @@ class ServingCheck:
     def start(self):
         folder = self.args.out / "engines"
         folder.mkdir(parents=True, exist_ok=True)
-        policies = write_policies(folder, largest_batch=64, longest_context=CONTEXT_LENGTH)
+        policies = {
+            f"sgl-{name}": path
+            for name, path in write_policies(
+                folder,
+                largest_batch=self.args.max_running_requests,
+                longest_context=CONTEXT_LENGTH,
+            ).items()
+        }
+        if self.args.policy is not None:
+            policies["sgl-tuned"] = self.args.policy.resolve()
         for name in self.args.engines:
             arguments, environment = engine_arguments(name, self.args, policies)
             self.engines[name] = EngineHandle(name, arguments, environment, folder)
         timeout_s = min(self.args.start_timeout, self.left())
         self.results["start_s"] = self.ask_all("start", lambda e: e.wait_until_ready(timeout_s))
+        alive = {name: self.engines[name] for name in self.alive()}
+        self.results["capture_s"] = {
+            name: read_capture_seconds(engine.log_text()) for name, engine in alive.items()
+        }
+        groups = {name: engine.process_group for name, engine in alive.items()}
+        self.results["gpu_mib"] = gpu_memory_mib(groups)
+        self.save()
 
     def ask_all(self, part, ask, names=None):
         """Answers of engines that are asked at the same time; one that fails is ended."""
@@ -216,6 +190,17 @@ class ServingCheck:
 
     def alive(self):
         return [name for name in self.engines if name not in self.results["failures"]]
+
+    def warm_up(self, prompts):
+        """Let kernels that a first request compiles be compiled."""
+        sampling = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
+        for concurrency in sorted({*self.args.concurrencies, 1}, reverse=True):
+            self.ask_all(
+                f"warm-up at {concurrency}",
+                lambda engine, c=concurrency: engine.complete(
+                    prompts[:c], concurrency=c, sampling=sampling, timeout_s=self.left()
+                ),
+            )
 
     def check_equality(self, prompts):
         sampling = {
@@ -303,7 +288,7 @@ class ServingCheck:
                     if self.left() < SECONDS_PER_TIMING:
                         return
                     # All start together: new arrivals would stop decoding for their prefill.
-                    count = max(concurrency, 2)
+                    count = max(concurrency, FEWEST_REQUESTS)
                     log_start = len(self.engines[name].log_text())
                     answers = self.ask_all(
                         f"timed at {concurrency}",
@@ -321,6 +306,7 @@ class ServingCheck:
                             "engine": name,
                             "repeat": repeat,
                             "concurrency": concurrency,
+                            "num_requests": count,
                             "num_tokens": num_tokens,
                             "tok_per_s": num_tokens / answer["seconds"],
                             "tokens_per_verify": _ratio(answer),
@@ -328,34 +314,33 @@ class ServingCheck:
                         }
                     )
 
+    def profile_rounds(self, prompts):
+        """Traces of the scheduler's rounds at batch 1, in Chrome's format, one engine at a time."""
+        sampling = {
+            "temperature": 0,
+            "max_new_tokens": self.args.timed_tokens,
+            "ignore_eos": True,
+        }
+        for name in self.args.profile:
+            folder = self.args.out / "traces" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            self.ask_all(
+                "profiled",
+                lambda engine, folder=folder: engine.profile(
+                    prompts[0],
+                    sampling=sampling,
+                    folder=folder.resolve(),
+                    num_rounds=self.args.profiled_rounds,
+                    timeout_s=min(60, self.left()),
+                ),
+                [name],
+            )
+
 
 def _ratio(answer):
     num_tokens = sum(map(len, answer["outputs"]))
     # The first token of an answer is prefill's.
     return (num_tokens - len(answer["outputs"])) / answer["verify_ct"] if answer["verify_ct"] else 1
-
-
-def read_log(log, concurrency):
-    """What SGLang and the plugin log while all requests of a run decode.
-
-    SGLang's throughput is over the steps since its last line; the first after a prefill counts the
-    prefill in.
-    """
-    speeds, host_us, follows = [], [], False
-    for line in log.splitlines():
-        if "Prefill batch" in line:
-            follows = False
-        elif "Decode batch" in line:
-            running = int(re.search(r"#running-req: (\d+)", line)[1])
-            if follows and running == concurrency:
-                speeds.append(float(re.search(r"gen throughput \(token/s\): ([\d.]+)", line)[1]))
-            follows = running == concurrency
-        elif f"SGL_EAGLE batch {concurrency}.0, host us" in line:
-            host_us.append(line.split("SGL_EAGLE ", 1)[1])
-    return {
-        "full_tok_per_s": median(speeds) if speeds else None,
-        "host_us": host_us[len(host_us) // 2] if host_us else None,
-    }
 
 
 def main(words=None):
@@ -365,13 +350,18 @@ def main(words=None):
     check = ServingCheck(args)
     try:
         check.start()
-        prompts = load_prompts(args.target, max(args.num_equal, *args.concurrencies))
+        files = args.prompts or sorted(SHIPPED_PROMPTS.glob("*"))
+        count = max(args.num_equal, *args.concurrencies, FEWEST_REQUESTS)
+        prompts = load_prompts(args.target, files, count)
+        check.results["prompt_tokens"] = [len(prompt) for prompt in prompts]
+        check.warm_up(prompts)
         if "sglang" in check.alive():
             if args.num_equal:
                 check.check_equality(prompts[: args.num_equal])
             if args.num_samples:
                 check.check_sampling(prompts)
         check.time_engines(prompts)
+        check.profile_rounds(prompts)
     except (EngineError, LookupError, ValueError) as error:
         check.results["failures"]["script"] = repr(error)
     finally:

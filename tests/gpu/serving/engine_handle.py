@@ -57,13 +57,20 @@ class EngineHandle:
             "sampling": sampling,
             "logprobs": logprobs,
         }
-        try:
-            data = (json.dumps(command) + "\n").encode()
-            while data:
-                data = data[os.write(self._commands, data) :]
-        except BrokenPipeError as error:
-            raise EngineError(f"{self.name} has ended") from error
-        return self._read_answer(timeout_s)
+        return self._ask({"complete": command}, timeout_s)
+
+    def profile(self, prompt, *, sampling, folder, num_rounds, timeout_s):
+        command = {
+            "prompt": prompt,
+            "sampling": sampling,
+            "folder": str(folder),
+            "num_rounds": num_rounds,
+        }
+        return self._ask({"profile": command}, timeout_s)
+
+    @property
+    def process_group(self):
+        return self._process.pid
 
     def kill(self):
         with suppress(ProcessLookupError):
@@ -72,6 +79,15 @@ class EngineHandle:
 
     def log_text(self):
         return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def _ask(self, command, timeout_s):
+        try:
+            data = (json.dumps(command) + "\n").encode()
+            while data:
+                data = data[os.write(self._commands, data) :]
+        except BrokenPipeError as error:
+            raise EngineError(f"{self.name} has ended") from error
+        return self._read_answer(timeout_s)
 
     def _read_answer(self, timeout_s):
         deadline = time.monotonic() + timeout_s

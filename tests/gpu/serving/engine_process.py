@@ -12,6 +12,8 @@ import os
 import sys
 import time
 
+TRACE_TIMEOUT_S = 30
+
 
 class EngineProcess:
     """An engine and what may be asked of it."""
@@ -48,6 +50,15 @@ class EngineProcess:
             "top_two": [info["output_top_logprobs"][0] for info in infos] if logprobs else None,
         }
 
+    def profile(self, *, prompt, sampling, folder, num_rounds):
+        """Trace the first rounds of one completion; the scheduler writes the file when they end."""
+        self._engine.start_profile(output_dir=folder, num_steps=num_rounds)
+        self.complete(prompts=[prompt], concurrency=1, sampling=sampling)
+        deadline = time.monotonic() + TRACE_TIMEOUT_S
+        while not os.listdir(folder) and time.monotonic() < deadline:  # noqa: PTH208
+            time.sleep(0.5)
+        return {"files": os.listdir(folder)}  # noqa: PTH208
+
     def shutdown(self):
         self._engine.shutdown()
 
@@ -65,7 +76,8 @@ def main(arguments_file, commands_fd, answers_fd):
         engine = EngineProcess(arguments)
         answer({"start_s": time.perf_counter() - started})
         for line in commands:
-            answer(engine.complete(**json.loads(line)))
+            ((command, arguments),) = json.loads(line).items()
+            answer({"complete": engine.complete, "profile": engine.profile}[command](**arguments))
         engine.shutdown()
 
 

@@ -30,6 +30,9 @@ MODEL = ModelIdentity(name="any", sha256="0" * 64, dims={"hidden_size": 1})
 IRREGULAR_PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 1), (0, 0, 0, 0))
 """Branches differ in depth, and a second child is expanded where a first one is not."""
 
+CHAIN_PATHS = ((0,), (0, 0), (0, 0, 0))
+"""What SGLang's EAGLE-3 with 3 steps, topk 1 and 4 tokens drafts."""
+
 
 def write_policies(folder, *, largest_batch, longest_context):
     """Policy files by name."""
@@ -37,6 +40,7 @@ def write_policies(folder, *, largest_batch, longest_context):
     specs = {
         "plain": PlainSpec(),
         "static": StaticSpec(name="irregular", paths=IRREGULAR_PATHS),
+        "chain": StaticSpec(name="chain", paths=CHAIN_PATHS),
         "eagle2": Eagle2Spec(num_steps=5, topk=4, num_draft_tokens=8),
         "price": make_price(),
     }

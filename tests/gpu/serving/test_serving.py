@@ -85,7 +85,7 @@ def test_tables_say_what_was_not_measured():
 
 
 def test_speeds_are_read_where_all_requests_decode():
-    from check_serving import read_log
+    from serving_log import read_log
 
     def decode(running, speed):
         return f"Decode batch, #running-req: {running}, x, gen throughput (token/s): {speed}, y"
@@ -106,4 +106,16 @@ def test_speeds_are_read_where_all_requests_decode():
     found = read_log("\n".join(log), 8)
     assert found["full_tok_per_s"] == 110.0
     assert found["host_us"] == "batch 8.0, host us a round: verify 5"
-    assert read_log("", 8) == {"full_tok_per_s": None, "host_us": None}
+    assert found["num_speeds"] == 3
+    assert read_log("", 8) == {"full_tok_per_s": None, "num_speeds": 0, "host_us": None}
+
+
+def test_graph_captures_are_added_up_by_kind():
+    from serving_log import read_capture_seconds
+
+    log = (
+        "Capture target verify CUDA graph end. elapsed=2.50 s, mem usage=1.00 GB\n"
+        "Capture draft extend CUDA graph end. elapsed=1.00 s, mem usage=0.10 GB\n"
+        "Capture target verify CUDA graph end. elapsed=0.50 s, mem usage=0.20 GB\n"
+    )
+    assert read_capture_seconds(log) == {"target verify": 3.0, "draft extend": 1.0}
