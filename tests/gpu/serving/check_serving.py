@@ -55,7 +55,7 @@ def parse_arguments(words=None):
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES[:-1]))
     parser.add_argument("--no-graphs", action="store_true", help="decode without CUDA graphs")
     parser.add_argument("--overlap", choices=("on", "off"), default="on")
     parser.add_argument("--backend", default="triton", help="attention backend on the GPU")

@@ -14,7 +14,7 @@ BUILTIN = {
 POLICIES = ("plain", "static", "chain", "eagle2", "price")
 ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES), "sgl-default", "sgl-tuned")
 """Plain SGLang, its own EAGLE-3, and SGL_EAGLE by policy. `sgl-default` has no policy file and
-measures its costs at its start, beside the others'; `sgl-tuned` takes the file of --policy."""
+measures its costs at its start, beside the others'; the last takes the file of --policy."""
 
 CONTEXT_LENGTH = 2048
 ROUNDS_PER_LOG_LINE = 10

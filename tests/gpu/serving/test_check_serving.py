@@ -1,0 +1,106 @@
+"""The serving check from start to tables, with engines that answer at once."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import check_serving
+from engine_handle import EngineError
+
+DECODE = "Decode batch, #running-req: {}, gen throughput (token/s): {}, x\n"
+
+
+class PromptEngine:
+    """Answers with the prompt's first token; one named sgl-eagle2 ends at its first timing."""
+
+    process_group = 1
+
+    def __init__(self, name, arguments, environment, _folder):
+        self.name, self.arguments, self.environment = name, arguments, environment
+        self.ended = False
+        self._log = ""
+
+    def wait_until_ready(self, _timeout_s):
+        return 12.0
+
+    def complete(self, prompts, *, concurrency, sampling, logprobs=False, **_):
+        if self.name == "sgl-eagle2" and sampling["max_new_tokens"] == 9:
+            raise EngineError("it ended")
+        self._log += DECODE.format(concurrency, 100) * 2
+        return {
+            "seconds": 2.0,
+            "outputs": [prompt[:1] * sampling["max_new_tokens"] for prompt in prompts],
+            "verify_ct": 0 if self.name == "sglang" else len(prompts),
+            "top_two": [[0.5, 0.5]] * len(prompts) if logprobs else None,
+        }
+
+    def profile(self, _prompt, *, folder, **_):
+        (Path(folder) / "trace.json").touch()
+        return {"files": ["trace.json"]}
+
+    def log_text(self):
+        return self._log
+
+    def kill(self):
+        self.ended = True
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    monkeypatch.setattr(check_serving, "EngineHandle", PromptEngine)
+    monkeypatch.setattr(check_serving, "collect_provenance", lambda _: {"gpu": None})
+    monkeypatch.setattr(
+        check_serving, "load_prompts", lambda _target, _files, count: [[n, 1] for n in range(count)]
+    )
+
+
+def run(folder, *more):
+    words = f"--target T --draft D --out {folder} --device cpu --timed-tokens 9 --repeats 2"
+    small = "--num-equal 6 --num-samples 0 --batches 1 4 --concurrencies 1 4"
+    check_serving.main([*words.split(), *small.split(), *more])
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.usefixtures("instant")
+def test_an_engine_that_fails_leaves_the_others_their_results(tmp_path, capsys):
+    engines = ["--engines", "sglang", "sgl-eagle2", "eagle3-adaptive", "--profile", "sglang"]
+    results = run(tmp_path, *engines)
+    assert results["failures"] == {"sgl-eagle2": "timed at 1: it ended"}
+    timed = [(row["engine"], row["concurrency"], row["num_requests"]) for row in results["timing"]]
+    for name in ("sglang", "eagle3-adaptive"):
+        assert sorted(timed).count((name, 1, 4)) == sorted(timed).count((name, 4, 4)) == 2
+    assert {row["full_tok_per_s"] for row in results["timing"]} == {100.0}
+    assert [row["num_equal"] for row in results["equality"]] == [6] * 6
+    assert (tmp_path / "traces" / "sglang" / "trace.json").exists()
+    assert "FAILED sgl-eagle2: timed at 1: it ended" in capsys.readouterr().out
+
+
+def test_impossible_arguments_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "--engines", "sgl-tuned")
+    assert "sgl-tuned needs --policy" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "--max-running-requests", "2")
+    assert "at most --max-running-requests" in capsys.readouterr().err
+
+
+def test_engines_get_their_own_policies_and_speculation():
+    from serving_engines import engine_arguments
+
+    words = "--target T --draft D --out O --max-running-requests 48 --mem-fraction 0.9"
+    args = check_serving.parse_arguments([*words.split(), "--concurrencies", "1", "--batches", "1"])
+    plain, _ = engine_arguments("sglang", args, {})
+    assert "speculative_algorithm" not in plain
+    assert plain["cuda_graph_bs_decode"] == [1, 2, 4, 8, 16, 32]
+    adaptive, environment = engine_arguments("eagle3-adaptive", args, {})
+    assert adaptive["speculative_adaptive"]
+    assert environment == {}
+    ours, environment = engine_arguments("sgl-chain", args, {"sgl-chain": Path("chain.json")})
+    assert ours["speculative_algorithm"] == "SGL_EAGLE"
+    assert environment["SGLEAGLE_POLICY"] == "chain.json"
+    _, without = engine_arguments("sgl-default", args, {"sgl-chain": Path("chain.json")})
+    assert "SGLEAGLE_POLICY" not in without
