@@ -59,6 +59,7 @@ class CostFile(Record):
         decide_us: One policy decision.
         verify_select_us: Choosing and laying out the verified tree.
         extends_every_step: Whether every step ends with a draft-extend over what it verified.
+        drafts_ahead: Whether draft steps run while the policy decides.
         num_repeats: Measurements behind each median.
         created: Time of measurement, with its zone.
         commit: Source revision, if known.
@@ -74,6 +75,7 @@ class CostFile(Record):
     decide_us: float
     verify_select_us: float
     extends_every_step: bool = False
+    drafts_ahead: bool = False
     num_repeats: int = Field(ge=1)
     created: AwareDatetime
     commit: str | None = None
@@ -117,6 +119,7 @@ class CostFile(Record):
             decide_us=table.decide_us,
             verify_select_us=table.verify_select_us,
             extends_every_step=table.extends_every_step,
+            drafts_ahead=table.drafts_ahead,
             num_repeats=num_repeats,
             created=created,
             commit=commit,
@@ -153,6 +156,7 @@ class CostFile(Record):
             decide_us=self.decide_us,
             verify_select_us=self.verify_select_us,
             extends_every_step=self.extends_every_step,
+            drafts_ahead=self.drafts_ahead,
         )
 
     @property

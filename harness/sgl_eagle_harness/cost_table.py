@@ -205,6 +205,9 @@ class CostTable:
         extends_every_step: Whether the engine ends each step, plain ones too, with a draft-extend
             over as many tokens as it verified. Its time then belongs to `verify_us` and
             `decode_us`, and nothing is left to catch up with.
+        drafts_ahead: Whether the engine runs a draft step at full width while the policy decides
+            about the level before: a level takes the longer of the two, and a stop wastes the rest
+            of the step that runs.
     """
 
     setup: CostSetup
@@ -214,6 +217,7 @@ class CostTable:
     decide_us: float
     verify_select_us: float
     extends_every_step: bool = False
+    drafts_ahead: bool = False
 
     def __post_init__(self) -> None:
         for name in ("decide_us", "verify_select_us"):
@@ -274,6 +278,45 @@ class CostTable:
             CostTableRangeError: If any point lies outside the grid.
         """
         return self.draft.at(batch_size, width, context_len)
+
+    def draft_level_us(
+        self, batch_size: int, width: npt.ArrayLike, context_len: npt.ArrayLike
+    ) -> FloatArray:
+        """Latency of one more draft level: a step, and the decision to run it.
+
+        Args:
+            batch_size: Requests drafted together.
+            width: Nodes expanded a request; any shape.
+            context_len: Tokens before the root; broadcasts against `width`.
+
+        Returns:
+            float64 microseconds of the broadcast shape.
+
+        Raises:
+            CostTableRangeError: If any point lies outside the grid.
+        """
+        step_us = self.draft_step_us(batch_size, width, context_len)
+        if self.drafts_ahead:
+            return np.asarray(np.maximum(step_us, self.decide_us))
+        return np.asarray(step_us + self.decide_us)
+
+    def wasted_draft_us(self, batch_size: int, context_len: npt.ArrayLike) -> FloatArray:
+        """How long verification waits for the draft step that runs when a policy stops.
+
+        Args:
+            batch_size: Requests drafted together.
+            context_len: Tokens before the root; any shape.
+
+        Returns:
+            float64 microseconds of the shape of `context_len`; 0 if no step runs by then.
+
+        Raises:
+            CostTableRangeError: If any point lies outside the grid.
+        """
+        if not self.drafts_ahead:
+            return np.zeros(np.shape(context_len))
+        step_us = self.draft_step_us(batch_size, self.draft.num_tokens[-1], context_len)
+        return np.asarray(np.maximum(step_us - self.decide_us - self.verify_select_us, 0.0))
 
     def draft_extend_us(
         self, batch_size: int, num_pending: npt.ArrayLike, context_len: npt.ArrayLike

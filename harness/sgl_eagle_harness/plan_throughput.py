@@ -60,11 +60,12 @@ def plan_throughput(
         continuation, num_steps=num_steps, topk=topk, width=topk, sizes=counts
     )
     further_levels = np.arange(num_steps)[:, None]
-    level_us = float(costs.draft_step_us(batch_size, topk, context_len)) + costs.decide_us
+    stops = further_levels < num_steps - 1
     step_us = (
         float(costs.draft_catch_up_us(batch_size, 1, context_len))
         + costs.verify_select_us
-        + further_levels * level_us
+        + further_levels * float(costs.draft_level_us(batch_size, topk, context_len))
+        + stops * float(costs.wasted_draft_us(batch_size, context_len))
         + costs.verify_us(batch_size, counts, context_len)
     )
     plain = batch_size / float(costs.decode_us(batch_size, context_len))

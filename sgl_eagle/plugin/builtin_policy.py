@@ -6,7 +6,7 @@ the server has seen its own text; from then on the server's own accepted and rej
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -133,7 +133,8 @@ def builtin_policy(
         tier=TierConfig(),
         calibration=prior.calibration,
         continuation=continuation,
-        costs=costs,
+        # A draft step knows the order of all branches' children, and of no fewer.
+        costs=replace(costs, drafts_ahead=costs.drafts_ahead and topk == limits.topk),
         rows_share_rounds=True,
     )
     edges = tuple(2**power for power in range(largest_batch.bit_length()))

@@ -77,6 +77,20 @@ def cached_length(request: Any) -> int:
     return len(request.origin_input_ids) + len(request.output_ids) - 1
 
 
+def cached_lengths(batch: Any) -> IntArray:
+    """Tokens before the roots of a batch, as far as the host knows without asking the device.
+
+    Args:
+        batch: SGLang's `ScheduleBatch` in decode mode.
+
+    Returns:
+        [B] int64, at least 1; those of the step before where its result is still on the device.
+    """
+    if batch.seq_lens_cpu is not None:
+        return np.asarray(batch.seq_lens_cpu.numpy().astype(np.int64))
+    return np.array([max(1, cached_length(request)) for request in batch.reqs], np.int64)
+
+
 def sampling_of(request: Any) -> SamplingParams:
     """Effective sampling parameters.
 

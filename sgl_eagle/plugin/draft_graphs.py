@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from sgl_eagle.plugin import compat_graphs
-from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, run_segment, start_round
+from sgl_eagle.plugin.draft_segment import (
+    DraftBuffers,
+    choose_frontier,
+    read_batch,
+    run_segment,
+    start_round,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +28,15 @@ class DraftGraphs:
     padding.
     """
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, *, chooses: bool) -> None:
         """Capture.
 
         Args:
             worker: SGLang's draft worker, its attention backends made.
+            chooses: Whether steps choose the nodes that they expand.
         """
         self._worker = worker
+        self.chooses = chooses
         self._sizes = compat_graphs.captured_batch_sizes(worker)
         self._num_steps = int(worker.speculative_num_steps)
         branches = int(worker.topk)
@@ -104,7 +112,7 @@ class DraftGraphs:
             backend.init_forward_metadata_out_graph(forward_batch)
 
     def run(self, step: int) -> None:
-        """Expand the nodes in `choice` and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `level`.
 
         Args:
             step: 0-based draft step.
@@ -136,6 +144,8 @@ class DraftGraphs:
         def segment() -> None:
             if step == 0:
                 self._worker.draft_attn_backend.init_forward_metadata_in_graph(forward_batch)
+            if self.chooses:
+                choose_frontier(rows, step)
             run_segment(self._worker, forward_batch, rows, step)
 
         return segment

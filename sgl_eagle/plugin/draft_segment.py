@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.plugin import compat
+from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,10 @@ class DraftBuffers:
         seq_lens: [R] int64, cached tokens before the root.
         pool_indices: [R] int64, rows of SGLang's table of slots.
         level: [R, 2, T, T] int32: ids of the children, and their float32 log-probabilities' bits.
+        paths: [R, T] float32 path log-confidences of the nodes whose children the level is, as far
+            as the device chose them; minus infinity is padding.
+        widths: [R] int64, how many of these nodes the policy expanded: children of others are in
+            no tree.
     """
 
     root_ids: Tensor
@@ -51,6 +56,8 @@ class DraftBuffers:
     seq_lens: Tensor
     pool_indices: Tensor
     level: Tensor
+    paths: Tensor
+    widths: Tensor
 
     @classmethod
     def allocate(
@@ -85,6 +92,8 @@ class DraftBuffers:
             seq_lens=zeros(num_rows),
             pool_indices=zeros(num_rows),
             level=zeros(num_rows, 2, branches, branches, dtype=torch.int32),
+            paths=zeros(num_rows, branches, dtype=torch.float32),
+            widths=zeros(num_rows),
         )
 
     def first(self, num_rows: int) -> DraftBuffers:
@@ -100,6 +109,35 @@ class DraftBuffers:
         parts = {field.name: getattr(self, field.name)[:num_rows] for field in fields(self)}
         parts["positions"] = self.positions[: num_rows * branches]
         return DraftBuffers(**parts)
+
+
+def choose_frontier(buffers: DraftBuffers, step: int) -> None:
+    """Choose the most confident nodes of the level, as policies in `ConfidenceOrder` would.
+
+    Sums are in float32 and equals go to the lowest column, so that it is the same choice to the
+    bit. A node with a child of no finite probability has no children.
+
+    Args:
+        buffers: R rows; `choice` and `paths` are written.
+        step: 0-based draft step that expands the nodes; before the first, the level is one node's.
+    """
+    branches = buffers.level.shape[-1]
+    num_parents = 1 if step == 0 else branches
+    log_probs = buffers.level[:, 1, :num_parents].view(torch.float32)
+    ranks = torch.arange(num_parents, device=log_probs.device)
+    usable = log_probs.isfinite().all(-1) & (ranks < buffers.widths[:, None])
+    paths = buffers.paths[:, :num_parents]
+    grown = grow_level(
+        paths,
+        paths,  # acceptance, for which nobody asks here
+        log_probs.where(usable[:, :, None], -torch.inf),
+        calibration=IdentityCurve(),
+        width=branches,
+    )
+    nodes = grown.frontier.clamp(min=0)
+    buffers.choice[:, 0].copy_(nodes)
+    buffers.choice[:, 1].copy_(nodes // branches)
+    buffers.paths.copy_(grown.frontier_path)
 
 
 def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: int) -> None:
@@ -172,6 +210,8 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
     buffers.roots[:, : 2 * branches].copy_(buffers.level[:, :, 0].flatten(1))
     buffers.roots[:, -2].copy_(buffers.seq_lens)
     buffers.roots[:, -1].copy_(buffers.bonus_tokens)
+    buffers.paths.zero_()
+    buffers.widths.fill_(branches)
 
 
 def _write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sgl_eagle.plugin import compat, compat_graphs
-from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, run_segment, start_round
+from sgl_eagle.plugin.draft_segment import (
+    DraftBuffers,
+    choose_frontier,
+    read_batch,
+    run_segment,
+    start_round,
+)
 
 
 class DraftSteps(Protocol):
-    """Runs the draft steps of one round."""
+    """Runs the draft steps of one round.
+
+    Attributes:
+        chooses: Whether steps choose the nodes that they expand themselves, the most confident of
+            the newest level, or expand those in `choice`.
+    """
+
+    chooses: bool
 
     def start(self, batch: Any) -> DraftBuffers:
         """Make the children of the roots known.
@@ -27,7 +40,7 @@ class DraftSteps(Protocol):
         ...
 
     def run(self, step: int) -> None:
-        """Expand the nodes in `choice` and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `level`.
 
         Args:
             step: 0-based draft step.
@@ -38,13 +51,15 @@ class DraftSteps(Protocol):
 class EagerSteps:
     """Launches every kernel: on a CPU, and for batches larger than any captured one."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, *, chooses: bool) -> None:
         """Prepare one round.
 
         Args:
             worker: SGLang's draft worker.
+            chooses: Whether steps choose the nodes that they expand.
         """
         self._worker = worker
+        self.chooses = chooses
 
     def start(self, batch: Any) -> DraftBuffers:
         """Make the children of the roots known.
@@ -74,9 +89,11 @@ class EagerSteps:
         forward_batch.positions = self._buffers.positions
 
     def run(self, step: int) -> None:
-        """Expand the nodes in `choice` and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `level`.
 
         Args:
             step: 0-based draft step.
         """
+        if self.chooses:
+            choose_frontier(self._buffers, step)
         run_segment(self._worker, self._forward_batch, self._buffers, step)

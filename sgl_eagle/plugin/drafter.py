@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,20 +12,25 @@ from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.types import NO_NODE, BoolArray, Children, Float32Array, IntArray
 
+ROOTS_SLOT = 0
+"""Of the `HostTransfer`; the level of draft step s has slot s + 1."""
 
-class ServerDrafter:
+
+class ServerDrafter(ABC):
     """Implements `sgl_eagle_harness.draft_loop.Drafter` for the running batch.
 
     A draft step runs `topk` branches a request, the server's upper limit; branch t owns one slot
     of the key-value cache for each step. Each level is copied to the host once, where the policy
-    decides: one synchronisation a level, and one for the roots, which brings along what else the
-    host must know.
+    decides.
 
     Attributes:
-        root_tokens: [B] int64.
-        context_len: [B] int64, cached tokens before each root.
+        root_tokens: [B] int64, once `meet_roots` was called.
+        context_len: [B] int64, cached tokens before each root; likewise.
         num_invalid_rows: Rows without a finite draft probability so far; they draft nothing.
     """
+
+    root_tokens: IntArray
+    context_len: IntArray
 
     def __init__(
         self,
@@ -34,46 +39,35 @@ class ServerDrafter:
         transfer: HostTransfer,
         clock: RoundClock,
         *,
-        plan_ahead: bool,
-        before_wait: Callable[[], None] | None = None,
+        speculating: BoolArray,
+        num_steps: int,
     ) -> None:
-        """Start at the roots.
+        """Begin with the roots, prepare draft steps, and wait for nothing.
 
         Args:
             steps: Runs draft steps.
             batch: The running batch of B requests, with the latest draft input.
             transfer: To and from the draft's device.
             clock: Counts draft steps.
-            plan_ahead: Whether draft steps are likely: they are then prepared while the device
-                still works on the round before.
-            before_wait: Called in that time too, if given.
+            speculating: [B] bool, which requests draft.
+            num_steps: Draft steps after that of the roots which the policy may ask for.
         """
-        self._steps = steps
-        self._transfer = transfer
-        self._clock = clock
-        self._step = 0
-        self._planned = plan_ahead
+        self._steps, self._transfer, self._clock = steps, transfer, clock
+        self._speculating = speculating
         self._buffers = steps.start(batch)
-        if plan_ahead:
-            steps.plan()
-        if before_wait is not None:
-            before_wait()
         self._branches = int(self._buffers.choice.shape[2])
-        roots = transfer.fetch(self._buffers.roots)
+        transfer.begin(ROOTS_SLOT, self._buffers.roots)
+        self.num_invalid_rows = 0
+        if num_steps:
+            steps.plan()
+
+    def meet_roots(self) -> None:
+        """Wait for the roots: for everything that the device had to do before this round."""
+        roots = self._transfer.wait(ROOTS_SLOT)
         shape = (len(roots), 2, 1, self._branches)
         self._roots = np.ascontiguousarray(roots[:, :-2]).reshape(shape)
-        self.context_len: IntArray = roots[:, -2].astype(np.int64)
-        self.root_tokens: IntArray = roots[:, -1].astype(np.int64)
-        self._speculating: BoolArray = np.ones(len(roots), np.bool_)
-        self.num_invalid_rows = 0
-
-    def speculate(self, rows: BoolArray) -> None:
-        """Say which requests draft, before the first level is asked for.
-
-        Args:
-            rows: [B] bool.
-        """
-        self._speculating = rows
+        self.context_len = roots[:, -2].astype(np.int64)
+        self.root_tokens = roots[:, -1].astype(np.int64)
 
     def expand_root(self, topk: int) -> Children:
         """Children of the roots, which draft-extend has computed already.
@@ -86,6 +80,7 @@ class ServerDrafter:
         """
         return self._children(self._roots, topk, self._speculating[:, None])
 
+    @abstractmethod
     def expand(self, handles: IntArray, topk: int) -> Children:
         """Run one draft step.
 
@@ -96,23 +91,6 @@ class ServerDrafter:
         Returns:
             [B, W, topk].
         """
-        valid = handles != NO_NODE
-        with self._clock.stage("draft"):
-            level = self._run_step(np.where(valid, handles, 0))
-        return self._children(level[:, :, : handles.shape[1]], topk, valid)
-
-    def _run_step(self, nodes: IntArray) -> IntArray:
-        # [B, W] nodes of the latest level; returns [B, 2, T, T] int32.
-        choice = np.zeros(self._buffers.choice.shape, np.int64)
-        choice[:, 0, : nodes.shape[1]] = nodes
-        choice[:, 1] = choice[:, 0] // self._branches
-        if not self._planned:
-            self._planned = True
-            self._steps.plan()
-        self._transfer.send_into(self._buffers.choice, choice)
-        self._steps.run(self._step)
-        self._step += 1
-        return self._transfer.fetch(self._buffers.level)
 
     def _children(self, level: IntArray, topk: int, expanded: BoolArray) -> Children:
         # [B, 2, W, T] int32 ids and bits of log-probabilities, [B, W] bool.
@@ -126,3 +104,32 @@ class ServerDrafter:
         valid = np.empty(tokens.shape, np.bool_)
         valid[:] = usable[:, :, None]
         return Children(tokens=tokens, log_probs=log_probs, handles=handles, valid=valid)
+
+
+class StepwiseDrafter(ServerDrafter):
+    """Waits for a level, then expands the nodes of it that the policy names, whichever they are."""
+
+    _num_expanded = 0
+
+    def expand(self, handles: IntArray, topk: int) -> Children:
+        """Run one draft step.
+
+        Args:
+            handles: [B, W] int64, handles of nodes of the latest level; `NO_NODE` is padding.
+            topk: Children of each.
+
+        Returns:
+            [B, W, topk].
+        """
+        valid = handles != NO_NODE
+        width = handles.shape[1]
+        choice = np.zeros(self._buffers.choice.shape, np.int64)
+        choice[:, 0, :width] = np.where(valid, handles, 0)
+        choice[:, 1] = choice[:, 0] // self._branches
+        with self._clock.stage("draft"):
+            self._transfer.send_into(self._num_expanded, self._buffers.choice, choice)
+            self._steps.run(self._num_expanded)
+            self._num_expanded += 1
+            self._transfer.begin(self._num_expanded, self._buffers.level)
+            level = self._transfer.wait(self._num_expanded)
+        return self._children(level[:, :, :width], topk, valid)

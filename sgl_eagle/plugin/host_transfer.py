@@ -1,4 +1,8 @@
-"""Small arrays between the host and the device: one copy each way, through pinned memory."""
+"""Small arrays between the host and device, through pinned memory, none waited for before its time.
+
+A copy to the host is begun when the device is told to compute what it copies, and waited for when
+the host wants it; work that was launched in between goes on.
+"""
 
 from __future__ import annotations
 
@@ -13,44 +17,69 @@ from torch import Tensor
 _ALIGNMENT = 16
 """Bytes; a view of part of a buffer as another dtype must start at a multiple of its size."""
 
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
 
 class HostTransfer:
-    """Copies to and from one device.
+    """Copies to and from one device, with numbered slots for several arrays on their way.
 
-    `send` does not wait: its staging memory is free again at the next `fetch`, which does. Callers
-    alternate the two, or send less often than they fetch. On a CPU both copy and nothing waits.
+    What is sent must have left its memory before the same method sends again from the same slot:
+    callers begin each round by waiting for a copy that was begun after everything the round before
+    had sent, and use a slot once a round. On a CPU every copy is done at once.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, num_slots: int) -> None:
         """Prepare for one device.
 
         Args:
             device: Where tensors live, e.g. "cuda" or "cpu".
+            num_slots: Arrays on their way at the same time, in each direction.
         """
         self._device = torch.device(device)
         self._pinned = self._device.type == "cuda"
-        self._outgoing = torch.empty(0, dtype=torch.uint8)
-        self._incoming = torch.empty(0, dtype=torch.uint8)
+        self._incoming = [_EMPTY] * num_slots
+        self._outgoing = [_EMPTY] * num_slots
+        self._together = [_EMPTY]
+        self._arriving = [_EMPTY] * num_slots
+        self._events = [torch.cuda.Event() for _ in range(num_slots)] if self._pinned else []
 
-    def fetch(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Copy a tensor to the host.
-
-        Waits for everything that the current stream holds: the one host synchronisation of the
-        decode round, once a level.
+    def begin(self, slot: int, tensor: Tensor) -> None:
+        """Copy a tensor to the host, once the current stream has computed it.
 
         Args:
-            tensor: Contiguous, of a dtype that NumPy knows.
+            slot: Where to; what it held is lost.
+            tensor: Of a dtype that NumPy knows; later work of the stream may write it again.
+        """
+        host = self._place(self._incoming, slot, tensor)
+        host.copy_(tensor, non_blocking=True)
+        self._arriving[slot] = host
+        if self._pinned:
+            self._events[slot].record()
+
+    def wait(self, slot: int) -> npt.NDArray[Any]:
+        """What was copied to a slot: the host's wait for the device, though not for later work.
+
+        Args:
+            slot: Where `begin` has copied to.
 
         Returns:
-            An array of the same shape, owned by the caller.
+            An array of the tensor's shape, owned by the caller.
         """
-        if not self._pinned:
-            return np.array(tensor.numpy())
-        self._incoming = self._grown(self._incoming, tensor.nbytes)
-        host = self._incoming[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        host.copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        return np.array(host.numpy())
+        if self._pinned:
+            self._events[slot].synchronize()
+        return np.array(self._arriving[slot].numpy())
+
+    def send_into(self, slot: int, target: Tensor, array: npt.NDArray[Any]) -> None:
+        """Copy an array to where it belongs on the device.
+
+        Args:
+            slot: Where from.
+            target: Contiguous, of the array's shape and dtype.
+            array: What is sent.
+        """
+        host = self._place(self._outgoing, slot, target)
+        np.copyto(host.numpy(), array)
+        target.copy_(host, non_blocking=True)
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
         """Copy arrays to the device in one piece.
@@ -65,8 +94,7 @@ class HostTransfer:
         for array in arrays:
             starts.append(end)
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._outgoing = self._grown(self._outgoing, end)
-        staged = self._outgoing[:end]
+        staged = self._grown(self._together, 0, end)[:end]
         for start, array in zip(starts, arrays, strict=True):
             dtype = torch.from_numpy(array[:0]).dtype
             part = staged[start : start + array.nbytes].view(dtype).view(array.shape)
@@ -80,24 +108,13 @@ class HostTransfer:
             for start, array in zip(starts, arrays, strict=True)
         ]
 
-    def send_into(self, target: Tensor, array: npt.NDArray[Any]) -> None:
-        """Copy an array to where it belongs on the device.
+    def _place(self, memory: list[Tensor], slot: int, like: Tensor) -> Tensor:
+        buffer = self._grown(memory, slot, like.nbytes)
+        return buffer[: like.nbytes].view(like.dtype).view(like.shape)
 
-        Args:
-            target: Contiguous, of the array's shape and dtype.
-            array: What is sent.
-        """
-        if not self._pinned:
-            target.copy_(torch.from_numpy(array))
-            return
-        self._outgoing = self._grown(self._outgoing, array.nbytes)
-        staged = self._outgoing[: array.nbytes].view(target.dtype).view(target.shape)
-        np.copyto(staged.numpy(), array)
-        target.copy_(staged, non_blocking=True)
-
-    def _grown(self, buffer: Tensor, num_bytes: int) -> Tensor:
-        if len(buffer) >= num_bytes:
-            return buffer
-        # A replaced buffer stays allocated until copies out of it are done: torch's pinned
-        # allocator holds it back by an event.
-        return torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+    def _grown(self, memory: list[Tensor], slot: int, num_bytes: int) -> Tensor:
+        if len(memory[slot]) < num_bytes:
+            # A replaced buffer stays allocated until copies out of it are done: torch's pinned
+            # allocator holds it back by an event.
+            memory[slot] = torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        return memory[slot]

@@ -247,6 +247,7 @@ class GridProfiler:
             decide_us=0.0,
             verify_select_us=0.0,
             extends_every_step=True,
+            drafts_ahead=True,
         )
 
     def _draft_step_us(self, batch: int, context: int) -> float:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sgl_eagle.plugin import compat, compat_graphs
+from sgl_eagle.plugin.ahead_drafter import AheadDrafter
+from sgl_eagle.plugin.compat_requests import cached_lengths
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
-from sgl_eagle.plugin.drafter import ServerDrafter
+from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
 from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
@@ -36,9 +38,10 @@ from sgl_eagle.plugin.verify_input import (
 )
 from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
-from sgl_eagle_harness.types import NO_NODE, BatchContext, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BatchContext, BoolArray, IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             context_length=int(model_config.context_len),
         )
         compat_graphs.leave_out_draft_loop(self.draft_worker)
-        self._transfer = HostTransfer(self.device)
+        # The roots and the levels of all draft steps may be on their way at the same time.
+        self._transfer = HostTransfer(self.device, num_slots=self.speculative_num_steps)
         self._clock = RoundClock()
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers: dict[str, SpeculationTier] = {}
@@ -87,10 +91,13 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         capture = compat_graphs.captures_graphs(self.device)
         with compat.draft_context():
             if capture and self._policy.limits is not None and self.speculative_num_steps > 1:
-                self._draft_graphs = DraftGraphs(self.draft_worker)
+                self._draft_graphs = self._capture_draft_steps()
             sizes = verify_sizes(self._policy)
             self._states = RuntimeStates(self, sizes, capture=capture)
         self._policy = settle_policy(self, self._policy, self._settings, in_graphs=capture)
+        if self._draft_graphs is not None and self._draft_graphs.chooses != self._foresees_order:
+            with compat.draft_context():
+                self._draft_graphs = self._capture_draft_steps()
         self._observer = make_observer(
             self, self._policy, self._limits, self._clock, self._settings
         )
@@ -195,6 +202,21 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._observer.launched(batch.reqs, result)
         return result
 
+    def _capture_draft_steps(self) -> DraftGraphs:
+        return DraftGraphs(self.draft_worker, chooses=self._foresees_order)
+
+    @property
+    def _foresees_order(self) -> bool:
+        return self._order is not None
+
+    @property
+    def _order(self) -> ConfidenceOrder | None:
+        # A draft step knows the children of all branches; a policy of fewer ranks fewer nodes.
+        limits = self._policy.limits
+        if limits is None or limits.topk != self.topk:
+            return None
+        return confidence_order(self._policy)
+
     def _draft_trees(self, batch: Any) -> tuple[PackedTrees, ServerDrafter] | None:
         """Draft and prune, or choose not to draft.
 
@@ -206,44 +228,57 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """
         if self._policy.limits is None:
             return None
+        with self._clock.stage("decide"):
+            speculating = self._choose_tiers(batch)
+        if not speculating.any() and self._states.sizes[0] == 1:
+            return None
+        self._prepared = None
+        with self._clock.stage("roots"), compat.draft_context():
+            drafter = self._begin_drafting(batch, speculating, self._policy.limits.num_steps)
+            self._prepare_verify(batch)
+            drafter.meet_roots()
+        with self._clock.stage("decide"), compat.draft_context():
+            return self._choose_trees(drafter, speculating), drafter
+
+    def _choose_tiers(self, batch: Any) -> BoolArray:
+        # Known without asking the device, which is still busy with the round before.
         names = [request.rid for request in batch.reqs]
         self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         tiers = list(self._tiers.values())
-        graphs = self._draft_graphs
-        steps: DraftSteps = EagerSteps(self.draft_worker)
-        if graphs is not None and graphs.fits(len(names)):
-            steps = graphs
-        self._prepared = None
-        likely = any(tier.speculates is not False for tier in tiers)
-        with self._clock.stage("roots"), compat.draft_context():
-            drafter = ServerDrafter(
-                steps,
-                batch,
-                self._transfer,
-                self._clock,
-                plan_ahead=likely and self.speculative_num_steps > 1,
-                before_wait=functools.partial(self._prepare_verify, batch) if likely else None,
-            )
-        with self._clock.stage("decide"), compat.draft_context():
-            packed = self._choose_trees(drafter, tiers)
-        return None if packed is None else (packed, drafter)
-
-    def _choose_trees(
-        self, drafter: ServerDrafter, tiers: list[SpeculationTier]
-    ) -> PackedTrees | None:
-        context = BatchContext(
-            batch_size=len(tiers),
-            context_len=drafter.context_len,
-            # Draft-extend ends every round, so the draft's cache lacks the root alone.
-            num_pending=np.ones(len(tiers), np.int64),
-        )
         switch_ct = sum(tier.switch_ct for tier in tiers)
+        context = self._context(cached_lengths(batch))
         speculating = choose_rows(self._policy, context, tiers)
         if self._observer is not None:
             self._observer.switched(sum(tier.switch_ct for tier in tiers) - switch_ct)
-        if not speculating.any() and self._states.sizes[0] == 1:
-            return None
-        drafter.speculate(speculating)
+        return speculating
+
+    def _context(self, context_len: IntArray) -> BatchContext:
+        num_rows = len(context_len)
+        return BatchContext(
+            batch_size=num_rows,
+            context_len=context_len,
+            # Draft-extend ends every round, so the draft's cache lacks the root alone.
+            num_pending=np.ones(num_rows, np.int64),
+        )
+
+    def _begin_drafting(self, batch: Any, speculating: BoolArray, num_steps: int) -> ServerDrafter:
+        order, graphs = self._order, self._draft_graphs
+        chooses = order is not None
+        steps: DraftSteps = EagerSteps(self.draft_worker, chooses=chooses)
+        if graphs is not None and graphs.chooses == chooses and graphs.fits(len(speculating)):
+            steps = graphs
+        make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
+        return make(
+            steps,
+            batch,
+            self._transfer,
+            self._clock,
+            speculating=speculating,
+            num_steps=num_steps - 1,
+        )
+
+    def _choose_trees(self, drafter: ServerDrafter, speculating: BoolArray) -> PackedTrees:
+        context = self._context(drafter.context_len)
         trees = grow_trees(drafter, self._policy, context)
         columns = self._policy.select_verify(trees, context)
         columns = np.where(speculating[:, None], columns, NO_NODE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -106,6 +107,19 @@ def test_catch_up_is_a_sum_of_whole_extends_and_a_rest():
     assert table.draft_catch_up_us(1, 2 * largest + 4, 0) == pytest.approx(
         2 * one + table.draft_extend_us(1, 4, 0)
     )
+
+
+def test_drafting_ahead_hides_the_shorter_of_step_and_decision():
+    waits = make_table(draft=(100.0, 0.0), decide_us=30.0)
+    assert waits.draft_level_us(1, 8, 0) == 130
+    assert waits.wasted_draft_us(1, np.array([0, 9])).tolist() == [0, 0]
+    ahead = replace(waits, drafts_ahead=True)
+    assert ahead.draft_level_us(1, 8, 0) == 100
+    # When the policy stops, the step has run during its decision and the choice of what to verify.
+    assert ahead.wasted_draft_us(1, 0) == 100 - 30 - 30
+    slow_host = replace(ahead, decide_us=150.0)
+    assert slow_host.draft_level_us(1, 8, 0) == 150
+    assert slow_host.wasted_draft_us(1, 0) == 0
 
 
 def test_leave_out_error_is_zero_for_an_affine_cost_and_not_for_a_bent_one():

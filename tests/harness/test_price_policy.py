@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -295,6 +296,21 @@ def test_tier_value_is_the_best_plan_of_the_average_tree():
         )
         plans.append(1 + accepted - price * float(time_us))
     assert policy.tier_values(batch)[0][0] == pytest.approx(max(plans), abs=1e-6)
+
+
+def test_drafting_ahead_makes_levels_cheaper_and_a_stop_dearer():
+    costs = make_table(draft=(100.0, 5.0), decide_us=20.0)
+    ahead = replace(costs, drafts_ahead=True)
+    shape = {"topk": 1, "widths": (1,), "verify_sizes": (1, 2, 3, 4, 5)}
+    policy = make_policy(**shape, costs=ahead)
+    plans = []
+    for depth, size in itertools.product(range(1, 5), policy.verify_sizes):
+        accepted = sum(0.6**d for d in range(1, min(depth, size - 1) + 1))
+        time_us = 130 + 20 + (depth - 1) * 105 + (depth < 4) * (105 - 40) + (1000 + 10 * size)
+        plans.append(1 + accepted - policy.price_tok_per_us * time_us)
+    found = policy.tier_values(make_batch(1))[0][0]
+    assert found == pytest.approx(max(plans), abs=1e-6)
+    assert found != make_policy(**shape, costs=costs).tier_values(make_batch(1))[0][0]
 
 
 def test_tier_value_prefers_measured_averages_of_the_same_branching():

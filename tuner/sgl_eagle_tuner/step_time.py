@@ -7,7 +7,9 @@ A step drafts, decides and verifies, one after the other:
                       draft_step(B, width, ctx) + decisions * decide + verify_select
                       + verify(B, n, ctx)
 
-The first draft step is part of draft-extend, which ends with the root's children.
+The first draft step is part of draft-extend, which ends with the root's children. Where an engine
+drafts ahead, only that part of a draft step counts which outlasts the decision taken meanwhile, and
+a stop waits for the step that runs.
 """
 
 from __future__ import annotations
@@ -87,17 +89,30 @@ def time_steps(loads: StepLoads, costs: CostTable, *, batch_size: int) -> StepTi
     times["draft_extend_us"][spec] = costs.draft_catch_up_us(
         batch_size, loads.num_pending[spec], context
     )
-    times["draft_us"][spec] = _draft_us(loads.widths[spec], context, costs, batch_size)
+    times["draft_us"][spec] = _draft_us(
+        loads.widths[spec], loads.num_decisions[spec], context, costs, batch_size
+    )
     times["decide_us"][spec] = loads.num_decisions[spec] * costs.decide_us + costs.verify_select_us
     return StepTimes(verify_us=verify_us, **times)
 
 
 def _draft_us(
-    widths: IntArray, context: FloatArray, costs: CostTable, batch_size: int
+    widths: IntArray,
+    num_decisions: IntArray,
+    context: FloatArray,
+    costs: CostTable,
+    batch_size: int,
 ) -> FloatArray:
     total = np.zeros(len(context))
-    for width in widths.T:
+    for level, width in enumerate(widths.T):
         run = width > 0
-        if run.any():
-            total[run] += costs.draft_step_us(batch_size, width[run], context[run])
+        if not run.any():
+            continue
+        step_us = costs.draft_step_us(batch_size, width[run], context[run])
+        if costs.drafts_ahead:
+            hidden_us = np.where(level < num_decisions[run], costs.decide_us, 0.0)
+            step_us = np.maximum(step_us - hidden_us, 0.0)
+        total[run] += step_us
+    stopped = num_decisions > (widths > 0).sum(axis=1)
+    total[stopped] += costs.wasted_draft_us(batch_size, context[stopped])
     return total

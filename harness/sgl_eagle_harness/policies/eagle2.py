@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from sgl_eagle_harness.cost_table import CostTable
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.tree_build import rank_log_scores, select_rerank, take_best
 from sgl_eagle_harness.types import (
@@ -43,6 +44,11 @@ class Eagle2Policy:
     def verify_sizes(self) -> tuple[int, ...]:
         """The one size that every tree has."""
         return (self.limits.num_draft_tokens,)
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        """Every step expands the topk most confident nodes."""
+        return ConfidenceOrder(num_certain_steps=self.limits.num_steps - 1)
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.

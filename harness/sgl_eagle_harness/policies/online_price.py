@@ -13,6 +13,7 @@ from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.decayed_ratio import DecayedRatio
 from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.price_tracker import PriceTracker
@@ -115,6 +116,11 @@ class OnlinePricePolicy:
     def verify_sizes(self) -> tuple[int, ...]:
         """Sizes that the target may verify, root included, ascending from 1."""
         return self._prior.verify_sizes
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        """What the prior promises: refreshes change how much is drafted, not in which order."""
+        return self._prior.confidence_order
 
     @property
     def yield_ratio(self) -> float:

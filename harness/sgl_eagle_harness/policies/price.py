@@ -20,6 +20,7 @@ from sgl_eagle_harness.continuation import ContinuationModel, forecast_children
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.early_stop import choose_width, forecast_gain, merge_best, size_values
 from sgl_eagle_harness.errors import PolicyConfigError
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.root_forecast import forecast_from_root
@@ -152,6 +153,12 @@ class PricePolicy:
         """E.g. "price-6-8-32": num_steps, topk, largest verify size."""
         return f"price-{self.num_steps}-{self.topk}-{self.verify_sizes[-1]}"
 
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        """The best paths are expanded first; how many is decided after every level."""
+        decides = self.rules.stop or len(self._widths) > 1 or self._widths[0] < self.topk
+        return ConfidenceOrder(num_certain_steps=0 if decides else self.num_steps - 1)
+
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Whether speculating is worth more than decoding plainly, undamped.
 
@@ -184,6 +191,8 @@ class PricePolicy:
         num_levels = np.arange(len(self._prior))
         values = (self._prior[None] - prices.verify[:, None, :]).max(axis=2)
         values = values - (self._share(batch) * spent[:, None] + num_levels * prices.draft[:, -1:])
+        wasted = self.costs.wasted_draft_us(batch.batch_size, batch.context_len)
+        values[:, :-1] -= self._share(batch) * wasted[:, None]
         best = values.max(axis=1) if self.rules.stop else values[:, -1]
         return 1 + best, plain
 
@@ -305,9 +314,9 @@ class PricePolicy:
         if prices is None:
             share, context_len = self._share(batch), batch.context_len[:, None]
             verify = self.costs.verify_us(batch.batch_size, self._sizes, context_len)
-            draft = self.costs.draft_step_us(batch.batch_size, self._widths, context_len)
-            decide = self.costs.decide_us if self.rules.stop else 0.0
-            prices = _Prices(verify=share * verify, draft=share * (draft + decide))
+            level_us = self.costs.draft_level_us if self.rules.stop else self.costs.draft_step_us
+            draft = level_us(batch.batch_size, self._widths, context_len)
+            prices = _Prices(verify=share * verify, draft=share * draft)
             batch.memo[self._memo_key] = prices
         return prices
 

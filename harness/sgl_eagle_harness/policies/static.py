@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.errors import PolicyConfigError
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.tree_build import keep_columns
 from sgl_eagle_harness.types import (
@@ -103,6 +104,13 @@ class StaticPolicy:
     def verify_sizes(self) -> tuple[int, ...]:
         """The one size that every tree has."""
         return (self.limits.num_draft_tokens,)
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder | None:
+        """A chain expands its only node; other shapes go by rank, whatever the confidence."""
+        if self.limits.topk > 1:
+            return None
+        return ConfidenceOrder(num_certain_steps=self.limits.num_steps - 1)
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.

@@ -1,130 +1,15 @@
-"""Captured draft steps do for a padded batch what launched kernels do for the batch itself.
-
-Graphs are stood in for by the functions they would record: these read and write the same static
-buffers, whichever batch is loaded.
-"""
-
-import contextlib
-from types import SimpleNamespace
+"""Captured draft steps do for a padded batch what launched kernels do for the batch itself."""
 
 import pytest
+from fake_draft import BRANCHES, install, make_batch
 
 pytestmark = pytest.mark.reference
-
-BRANCHES, NUM_STEPS, VOCABULARY, HIDDEN, PADDING_LEN = 3, 4, 19, 5, 1
-SIZES = [1, 2, 4]
-NUM_REQUESTS = 5
-
-
-class Backend:
-    """Notes which batch its metadata is for; a draft step must find its own."""
-
-    def init_cuda_graph_state(self, max_bs, max_num_tokens):
-        assert max_num_tokens == max_bs * BRANCHES
-
-    def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
-        del in_capture
-        self.init_forward_metadata(forward_batch)
-
-    def init_forward_metadata(self, forward_batch):
-        self.planned = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
-        assert len(forward_batch.positions) == BRANCHES * len(forward_batch.seq_lens)
-
-    def init_forward_metadata_in_graph(self, forward_batch):
-        pass
-
-
-def fake_step(worker, forward_batch, step):
-    """A draft whose output depends on tokens, positions, hidden states and its branch's cache."""
-    import torch
-
-    lengths, pool_indices = worker.draft_attn_backend.planned
-    table = worker.req_to_token_pool.req_to_token
-    cache = worker.draft_runner.token_to_kv_pool.k_buffer[0]
-    tokens = forward_batch.input_ids
-    cache[forward_batch.out_cache_loc] = tokens.float()
-    starts = torch.tensor(lengths).repeat_interleave(BRANCHES)
-    starts = starts + torch.arange(BRANCHES).repeat(len(lengths)) * NUM_STEPS
-    rows = torch.tensor(pool_indices).repeat_interleave(BRANCHES)
-    own = table[rows[:, None], starts[:, None] + torch.arange(step + 1)].long()
-    hidden = forward_batch.spec_info.hidden_states
-    state = cache[own].sum(1) + 2 * hidden[:, 0] + 3 * forward_batch.positions
-    return torch.sin(state[:, None] * torch.arange(1, VOCABULARY + 1)), hidden / 2 + tokens[:, None]
-
-
-def namespace_batch(**fields):
-    return SimpleNamespace(
-        **fields, spec_info=SimpleNamespace(), mark_forward_metadata_ready=lambda: None
-    )
 
 
 @pytest.fixture
 def make_worker(monkeypatch):
-    torch = pytest.importorskip("torch")
-    from sgl_eagle.plugin import compat, compat_graphs
-
-    def capture(segment, stream):
-        del stream
-        segment()
-        return SimpleNamespace(replay=segment)
-
-    def prepare(worker, batch):
-        del worker
-        return namespace_batch(
-            seq_lens=batch.seq_lens,
-            req_pool_indices=batch.req_pool_indices,
-            positions=batch.seq_lens.repeat_interleave(BRANCHES),
-        )
-
-    def make_captured(worker, *, pool_indices, out_cache_loc, hidden, **fields):
-        del worker, out_cache_loc, hidden
-        return namespace_batch(req_pool_indices=pool_indices, **fields)
-
-    monkeypatch.setattr(compat, "run_draft_step", fake_step)
-    monkeypatch.setattr(compat, "prepare_draft_batch", prepare)
-    monkeypatch.setattr(compat_graphs, "capture_graph", capture)
-    monkeypatch.setattr(compat_graphs, "capturing", contextlib.nullcontext)
-    monkeypatch.setattr(compat_graphs, "captured_batch_sizes", lambda _: SIZES)
-    monkeypatch.setattr(
-        compat_graphs, "draft_hidden_states", lambda _: (HIDDEN, torch.float32, "cpu")
-    )
-    monkeypatch.setattr(compat_graphs, "seq_len_of_padding", lambda _: PADDING_LEN)
-    monkeypatch.setattr(compat_graphs, "make_captured_batch", make_captured)
-    monkeypatch.setattr(compat_graphs, "attention_context", lambda _: contextlib.nullcontext())
-
-    def make():
-        table = torch.zeros((1 + NUM_REQUESTS, 64), dtype=torch.int32)
-        table[1:] = 1 + torch.arange(NUM_REQUESTS * 64).view(NUM_REQUESTS, 64)
-        pool = SimpleNamespace(k_buffer=[torch.zeros(1 + NUM_REQUESTS * 64)], v_buffer=[])
-        return SimpleNamespace(
-            topk=BRANCHES,
-            speculative_num_steps=NUM_STEPS,
-            hot_token_id=None,
-            draft_attn_backend=Backend(),
-            draft_runner=SimpleNamespace(token_to_kv_pool=pool),
-            req_to_token_pool=SimpleNamespace(req_to_token=table),
-        )
-
-    return make
-
-
-def make_batch(requests, *, on_host):
-    import torch
-
-    draw = torch.Generator().manual_seed(7)
-    drawn = {
-        "topk_index": torch.randint(VOCABULARY, (NUM_REQUESTS, BRANCHES), generator=draw),
-        "topk_p": torch.rand(NUM_REQUESTS, BRANCHES, generator=draw),
-        "bonus_tokens": torch.randint(VOCABULARY, (NUM_REQUESTS,), generator=draw).int(),
-        "hidden_states": torch.rand(NUM_REQUESTS, HIDDEN, generator=draw),
-    }
-    lengths = torch.tensor([5 + 3 * request for request in requests])
-    return SimpleNamespace(
-        seq_lens=lengths,
-        seq_lens_cpu=lengths.clone() if on_host else None,
-        req_pool_indices=torch.tensor([1 + request for request in requests]),
-        spec_info=SimpleNamespace(**{name: rows[requests] for name, rows in drawn.items()}),
-    )
+    pytest.importorskip("torch")
+    return install(monkeypatch)
 
 
 def run_round(steps, batch, choices):
@@ -148,7 +33,7 @@ def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, o
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
     captured = make_worker()
-    graphs = DraftGraphs(captured)
+    graphs = DraftGraphs(captured, chooses=False)
     assert graphs.fits(4)
     assert not graphs.fits(5)
     # A large batch first: what it leaves in the buffers must not reach the smaller ones.
@@ -158,7 +43,9 @@ def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, o
             [[(3 * row + 1) % 9, 8, 0] for row in range(len(requests))],
             [[4, 4, (row + 2) % 9] for row in range(len(requests))],
         ]
-        wanted = run_round(EagerSteps(make_worker()), make_batch(requests, on_host=True), choices)
+        wanted = run_round(
+            EagerSteps(make_worker(), chooses=False), make_batch(requests, on_host=True), choices
+        )
         assert run_round(graphs, make_batch(requests, on_host=on_host), choices) == wanted
 
 
@@ -166,11 +53,13 @@ def test_a_round_may_end_after_any_step(make_worker):
     from sgl_eagle.plugin.draft_graphs import DraftGraphs
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
-    graphs = DraftGraphs(make_worker())
+    graphs = DraftGraphs(make_worker(), chooses=False)
     choices = [[[0, 1, 2]] * 3, [[5, 1, 7]] * 3, [[0, 0, 8]] * 3]
     for num_steps in (3, 1, 0, 2):
         wanted = run_round(
-            EagerSteps(make_worker()), make_batch([1, 2, 3], on_host=True), choices[:num_steps]
+            EagerSteps(make_worker(), chooses=False),
+            make_batch([1, 2, 3], on_host=True),
+            choices[:num_steps],
         )
         found = run_round(graphs, make_batch([1, 2, 3], on_host=True), choices[:num_steps])
         assert found == wanted

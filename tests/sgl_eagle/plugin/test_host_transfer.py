@@ -1,4 +1,4 @@
-"""Arrays arrive unchanged, whatever their shapes and dtypes."""
+"""Arrays arrive unchanged, whatever their shapes and dtypes, in whatever order they are taken."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,16 @@ pytestmark = pytest.mark.reference
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+def fetch(transfer, tensor, slot=0):
+    transfer.begin(slot, tensor)
+    return transfer.wait(slot)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_arrays_of_several_dtypes_travel_in_one_piece(device):
     from sgl_eagle.plugin.host_transfer import HostTransfer
 
-    transfer = HostTransfer(device)
+    transfer = HostTransfer(device, 1)
     draw = np.random.default_rng(0)
     arrays = [
         draw.integers(0, 9, (3, 5)),
@@ -23,9 +28,25 @@ def test_arrays_of_several_dtypes_travel_in_one_piece(device):
     sent = transfer.send(arrays)
     for array, tensor in zip(arrays, sent, strict=True):
         assert tensor.device.type == device
-        fetched = transfer.fetch(tensor)
+        fetched = fetch(transfer, tensor)
         assert fetched.dtype == array.dtype
         assert fetched.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slots_keep_what_the_device_held_when_their_copies_began(device):
+    import torch
+
+    from sgl_eagle.plugin.host_transfer import HostTransfer
+
+    transfer = HostTransfer(device, 3)
+    tensor = torch.arange(6, dtype=torch.int32, device=device).view(2, 3)
+    for slot in range(3):
+        transfer.begin(slot, tensor)
+        tensor.add_(10)
+    assert transfer.wait(2).tolist() == [[20, 21, 22], [23, 24, 25]]
+    assert transfer.wait(0).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert transfer.wait(1).tolist() == [[10, 11, 12], [13, 14, 15]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -34,11 +55,11 @@ def test_what_was_fetched_belongs_to_the_caller(device):
 
     from sgl_eagle.plugin.host_transfer import HostTransfer
 
-    transfer = HostTransfer(device)
+    transfer = HostTransfer(device, 1)
     tensor = torch.arange(6, dtype=torch.int32, device=device).view(2, 3)
-    first = transfer.fetch(tensor)
+    first = fetch(transfer, tensor)
     tensor.add_(10)
-    second = transfer.fetch(tensor)
+    second = fetch(transfer, tensor)
     assert first.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert second.tolist() == [[10, 11, 12], [13, 14, 15]]
 
@@ -47,20 +68,21 @@ def test_what_was_fetched_belongs_to_the_caller(device):
 def test_what_was_sent_stays_when_more_is_sent(device):
     from sgl_eagle.plugin.host_transfer import HostTransfer
 
-    transfer = HostTransfer(device)
+    transfer = HostTransfer(device, 1)
     first = transfer.send([np.arange(4)])[0]
-    transfer.fetch(first)
+    fetch(transfer, first)
     transfer.send([np.zeros(400, np.int64)])
-    assert transfer.fetch(first).tolist() == [0, 1, 2, 3]
+    assert fetch(transfer, first).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_array_can_be_sent_to_its_place(device):
+def test_arrays_can_be_sent_to_their_places_from_slots_of_their_own(device):
     import torch
 
     from sgl_eagle.plugin.host_transfer import HostTransfer
 
-    transfer = HostTransfer(device)
+    transfer = HostTransfer(device, 2)
     target = torch.zeros((4, 3), dtype=torch.int64, device=device)
-    transfer.send_into(target[1:3], np.arange(6).reshape(2, 3))
-    assert transfer.fetch(target).tolist() == [[0] * 3, [0, 1, 2], [3, 4, 5], [0] * 3]
+    transfer.send_into(0, target[1:3], np.arange(6).reshape(2, 3))
+    transfer.send_into(1, target[3:], np.full((1, 3), 7))
+    assert fetch(transfer, target).tolist() == [[0] * 3, [0, 1, 2], [3, 4, 5], [7] * 3]

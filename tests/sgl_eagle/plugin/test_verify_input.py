@@ -96,7 +96,7 @@ def send(packed, *, context_len=None, shows_prefix=False, buffer=None):
     num_rows = len(packed.tokens)
     return send_trees(
         packed,
-        HostTransfer("cpu"),
+        HostTransfer("cpu", 1),
         root_tokens=100 + np.arange(num_rows),
         context_len=np.arange(num_rows) if context_len is None else np.array(context_len),
         layout=MaskLayout(shows_prefix=shows_prefix, buffer=buffer),

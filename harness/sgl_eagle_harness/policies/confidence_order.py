@@ -1,0 +1,45 @@
+"""Policies whose next frontier a drafter can foresee, so that it need not wait for a decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceOrder:
+    """A promise about `SpecPolicy.select_frontier`.
+
+    In every row the frontier is the first nodes of the newest level in the order of their path
+    confidence, highest first, lowest column first among equals. How many is the policy's decision.
+
+    Attributes:
+        num_certain_steps: Draft steps after that of the roots which the policy always takes with
+            `limits.topk` nodes, or as many as a row has; it decides from then on.
+    """
+
+    num_certain_steps: int
+
+
+@runtime_checkable
+class ConfidenceOrdered(Protocol):
+    """A policy that may give the promise."""
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder | None:
+        """The promise; None if frontiers are chosen in another way."""
+        ...
+
+
+def confidence_order(policy: SpecPolicy) -> ConfidenceOrder | None:
+    """What a policy promises about its frontiers.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        The promise; None from policies that give none.
+    """
+    return policy.confidence_order if isinstance(policy, ConfidenceOrdered) else None
