@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.policy_source import may_draft
 from sgl_eagle.plugin.server_arguments import resolve_server_args
 from sgl_eagle.plugin.server_flags import ALGORITHM_NAME
 
@@ -68,9 +69,9 @@ class SglEagleAlgorithm(compat.custom_algorithm_class()):  # type: ignore[misc] 
         """Whether the draft input of a request holds its root's children.
 
         Returns:
-            True.
+            False for a policy that never drafts.
         """
-        return True
+        return may_draft()
 
     def get_platform_worker_cls(self) -> None:
         """No platform brings a worker of its own."""

@@ -28,6 +28,16 @@ def startup_policy() -> SpecPolicy | None:
     return None if path is None else load_policy_file(path).build()
 
 
+def may_draft() -> bool:
+    """Whether the server's policy drafts at all.
+
+    Returns:
+        False for a policy file whose default always decodes plainly.
+    """
+    policy = startup_policy()
+    return policy is None or policy.limits is not None
+
+
 def choose_policy(limits: TreeLimits, settings: PluginSettings) -> SpecPolicy:
     """The policy to start with.
 

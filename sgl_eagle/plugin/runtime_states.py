@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from sgl_eagle.plugin import compat_graphs
+from sgl_eagle.plugin import compat_graphs, compat_plain
 
 logger = logging.getLogger(__name__)
 
@@ -20,18 +20,22 @@ class RuntimeStates:
         captured: Whether they have graphs.
     """
 
-    def __init__(self, worker: Any, sizes: tuple[int, ...], *, capture: bool) -> None:
+    def __init__(
+        self, worker: Any, sizes: tuple[int, ...], *, capture: bool, keeps_features: bool
+    ) -> None:
         """Prepare all sizes.
 
         Args:
             worker: Our worker; SGLang has captured the graphs of its limit.
             sizes: Verify sizes, ascending; the last is at most the server's limit.
             capture: Whether the server decodes in graphs.
+            keeps_features: Whether plain decoding keeps hidden states for the draft.
         """
         self.sizes = sizes
         self.captured = capture
         self._worker = worker
         self._base: Any = None
+        self._plain: Any = None
         self._states: dict[int, Any] = {}
         if not capture:
             return
@@ -41,6 +45,10 @@ class RuntimeStates:
             known = size == limit
             self._states[size] = (
                 self._base if known else compat_graphs.build_verify_state(worker, size)
+            )
+        if sizes[0] == 1:
+            self._plain = compat_plain.build_plain_state(
+                worker, self._states[1], keeps_features=keeps_features
             )
         logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
 
@@ -67,14 +75,31 @@ class RuntimeStates:
         Yields:
             None.
         """
+        with self._applied(self._states.get(size), size):
+            yield
+
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """Decode without trees, and draft-extend one token a request.
+
+        Only where 1 is among `sizes`. SGLang's own state is back afterwards.
+
+        Yields:
+            None.
+        """
+        with self._applied(self._plain, 1):
+            yield
+
+    @contextlib.contextmanager
+    def _applied(self, state: Any, size: int) -> Iterator[None]:
         draft = self._worker.draft_worker
         limit = draft.speculative_num_draft_tokens
         draft.speculative_num_draft_tokens = size
-        if self._states:
-            compat_graphs.apply_verify_state(self._worker, self._states[size])
+        if state is not None:
+            compat_graphs.apply_verify_state(self._worker, state)
         try:
             yield
         finally:
             draft.speculative_num_draft_tokens = limit
-            if self._states:
+            if state is not None:
                 compat_graphs.apply_verify_state(self._worker, self._base)

@@ -18,6 +18,7 @@ import torch
 from sgl_eagle.plugin import compat_profile
 from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
 from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
+from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.reference.decision_time import with_decision_times
@@ -70,7 +71,7 @@ class ServerRounds:
         tiers = {request.rid: SpeculationTier() for request in batch.reqs}
         for tier in tiers.values():
             tier.speculates = num_tokens > 1
-        with self._worker.probing(policy, self._clock, tiers):
+        with self._worker.probing(policy, self._clock, RequestTiers(tiers)):
             self._worker.forward_batch_generation(batch)
         times = self._clock.take(1)
         stage_us = {} if times is None else times.stage_us

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sgl_eagle.plugin import compat, compat_graphs
+from sgl_eagle.plugin import compat, compat_graphs, compat_plain
 from sgl_eagle.plugin.ahead_drafter import AheadDrafter
-from sgl_eagle.plugin.compat_requests import cached_lengths
+from sgl_eagle.plugin.draft_backlog import DraftBacklog, window_size
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
@@ -22,7 +22,9 @@ from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
 from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
+from sgl_eagle.plugin.plain_rounds import PlainRounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
+from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
@@ -40,8 +42,7 @@ from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
-from sgl_eagle_harness.types import NO_NODE, BatchContext, BoolArray, IntArray, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BatchContext, BoolArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -74,15 +75,18 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             context_length=int(model_config.context_len),
         )
         compat_graphs.leave_out_draft_loop(self.draft_worker)
+        if self._policy.limits is None:
+            compat_plain.leave_out_draft_prefill(self.draft_worker)
         # The roots and the levels of all draft steps may be on their way at the same time.
         self._transfer = HostTransfer(self.device, num_slots=self.speculative_num_steps)
         self._clock = RoundClock()
         self._rounds_per_log_line = int(server_args.decode_log_interval)
-        self._tiers: dict[str, SpeculationTier] = {}
+        self._tiers = RequestTiers()
         self._draft_graphs: DraftGraphs | None = None
         self._latest_size: int | None = None
         self._prepared: PreparedVerify | None = None
         self._observer: StepObserver | None = None
+        self._decoded_last = False
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
     def init_cuda_graphs(self) -> None:
@@ -93,7 +97,11 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             if capture and self._policy.limits is not None and self.speculative_num_steps > 1:
                 self._draft_graphs = self._capture_draft_steps()
             sizes = verify_sizes(self._policy)
-            self._states = RuntimeStates(self, sizes, capture=capture)
+            drafts = self._policy.limits is not None
+            self._states = RuntimeStates(self, sizes, capture=capture, keeps_features=drafts)
+        num_rows = len(compat.token_table(self))
+        backlog = DraftBacklog(num_rows=num_rows, window=window_size(sizes)) if drafts else None
+        self._plain_rounds = PlainRounds(self, self._states, backlog)
         self._policy = settle_policy(self, self._policy, self._settings, in_graphs=capture)
         if self._draft_graphs is not None and self._draft_graphs.chooses != self._foresees_order:
             with compat.draft_context():
@@ -101,6 +109,21 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._observer = make_observer(
             self, self._policy, self._limits, self._clock, self._settings
         )
+
+    @property
+    def war_fastpath_runner(self) -> Any:
+        """Whose event says that the step has read SGLang's table of slots; up to 0.5.20."""
+        return self._last_reader("war_fastpath_runner")
+
+    @property
+    def last_shared_read_runner(self) -> Any:
+        """The same, from 0.5.21 on."""
+        return self._last_reader("last_shared_read_runner")
+
+    def _last_reader(self, name: str) -> Any:
+        if self._decoded_last:
+            return self.target_worker.model_runner
+        return getattr(super(), name)
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
@@ -127,9 +150,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._observer.finished(rid)
 
     @contextlib.contextmanager
-    def probing(
-        self, policy: SpecPolicy, clock: RoundClock, tiers: dict[str, SpeculationTier]
-    ) -> Iterator[None]:
+    def probing(self, policy: SpecPolicy, clock: RoundClock, tiers: RequestTiers) -> Iterator[None]:
         """Serve another policy on another clock, before the first request.
 
         Args:
@@ -140,6 +161,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         Yields:
             None.
         """
+        self._plain_rounds.forget()
         before = self._policy, self._clock, self._tiers
         self._policy, self._clock, self._tiers = policy, clock, tiers
         try:
@@ -166,7 +188,9 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             A `GenerationBatchResult`.
         """
         mode = batch.forward_mode
+        self._decoded_last = False
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle():
+            self._plain_rounds.forget([request.rid for request in batch.reqs])
             if self._observer is not None:
                 self._observer.prefilled()
             return compat.run_builtin_step(
@@ -176,7 +200,39 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 grammar_barrier=grammar_barrier,
                 pp_proxy_tensors=pp_proxy_tensors,
             )
-        drafted = self._draft_trees(batch)
+        names = [request.rid for request in batch.reqs]
+        num_unseen = self._plain_rounds.num_unseen(names)
+        limits = self._policy.limits
+        speculating = np.zeros(len(names), np.bool_)
+        if limits is not None:
+            with self._clock.stage("decide"):
+                speculating = self._tiers.choose(self._policy, batch, names, num_unseen)
+        plain = not speculating.any() and self._states.sizes[0] == 1
+        decodes = plain and not compat_plain.needs_verification(batch)
+        self._plain_rounds.catch_up(batch, names, num_unseen, self._clock, at_once=not decodes)
+        if decodes:
+            result = self._plain_rounds.decode(batch, names, self._clock, on_publish)
+            self._decoded_last = True
+        else:
+            drafted = None
+            if limits is not None and not plain:
+                drafted = self._draft_trees(batch, speculating, limits.num_steps)
+            result = self._verify(batch, drafted, on_publish, grammar_barrier)
+        self._clock.end_round(len(batch.reqs))
+        if (times := self._clock.take(self._rounds_per_log_line)) is not None:
+            logger.info("SGL_EAGLE %s", times.describe())
+        if self._observer is not None:
+            self._observer.switched(self._tiers.take_switch_ct())
+            self._observer.launched(batch.reqs, result)
+        return result
+
+    def _verify(
+        self,
+        batch: Any,
+        drafted: tuple[PackedTrees, ServerDrafter] | None,
+        on_publish: Any,
+        grammar_barrier: Any,
+    ) -> Any:
         num_draft_tokens = 1 if drafted is None else drafted[0].tokens.shape[1]
         with self._states.active(num_draft_tokens):
             with self._clock.stage("verify"):
@@ -193,13 +249,11 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 )
             if on_publish is not None:
                 on_publish(result.new_seq_lens)
-            with self._clock.stage("extend"):
+            if self._policy.limits is None:
+                # Nobody will ever draft from the cache.
+                compat_plain.leave_out_children(result.next_draft_input, topk=self.topk)
+            else:
                 self._extend_draft(batch, result)
-        self._clock.end_round(len(batch.reqs))
-        if (times := self._clock.take(self._rounds_per_log_line)) is not None:
-            logger.info("SGL_EAGLE %s", times.describe())
-        if self._observer is not None:
-            self._observer.launched(batch.reqs, result)
         return result
 
     def _capture_draft_steps(self) -> DraftGraphs:
@@ -217,49 +271,16 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             return None
         return confidence_order(self._policy)
 
-    def _draft_trees(self, batch: Any) -> tuple[PackedTrees, ServerDrafter] | None:
-        """Draft and prune, or choose not to draft.
-
-        Args:
-            batch: The running batch.
-
-        Returns:
-            The trees to verify and who drafted them; None where every request decodes plainly.
-        """
-        if self._policy.limits is None:
-            return None
-        with self._clock.stage("decide"):
-            speculating = self._choose_tiers(batch)
-        if not speculating.any() and self._states.sizes[0] == 1:
-            return None
+    def _draft_trees(
+        self, batch: Any, speculating: BoolArray, num_steps: int
+    ) -> tuple[PackedTrees, ServerDrafter]:
         self._prepared = None
         with self._clock.stage("roots"), compat.draft_context():
-            drafter = self._begin_drafting(batch, speculating, self._policy.limits.num_steps)
+            drafter = self._begin_drafting(batch, speculating, num_steps)
             self._prepare_verify(batch)
             drafter.meet_roots()
         with self._clock.stage("decide"), compat.draft_context():
             return self._choose_trees(drafter, speculating), drafter
-
-    def _choose_tiers(self, batch: Any) -> BoolArray:
-        # Known without asking the device, which is still busy with the round before.
-        names = [request.rid for request in batch.reqs]
-        self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
-        tiers = list(self._tiers.values())
-        switch_ct = sum(tier.switch_ct for tier in tiers)
-        context = self._context(cached_lengths(batch))
-        speculating = choose_rows(self._policy, context, tiers)
-        if self._observer is not None:
-            self._observer.switched(sum(tier.switch_ct for tier in tiers) - switch_ct)
-        return speculating
-
-    def _context(self, context_len: IntArray) -> BatchContext:
-        num_rows = len(context_len)
-        return BatchContext(
-            batch_size=num_rows,
-            context_len=context_len,
-            # Draft-extend ends every round, so the draft's cache lacks the root alone.
-            num_pending=np.ones(num_rows, np.int64),
-        )
 
     def _begin_drafting(self, batch: Any, speculating: BoolArray, num_steps: int) -> ServerDrafter:
         order, graphs = self._order, self._draft_graphs
@@ -278,7 +299,12 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         )
 
     def _choose_trees(self, drafter: ServerDrafter, speculating: BoolArray) -> PackedTrees:
-        context = self._context(drafter.context_len)
+        context = BatchContext(
+            batch_size=len(speculating),
+            context_len=drafter.context_len,
+            # The draft has seen everything but the root: a round begins with its catching up.
+            num_pending=np.ones(len(speculating), np.int64),
+        )
         trees = grow_trees(drafter, self._policy, context)
         columns = self._policy.select_verify(trees, context)
         columns = np.where(speculating[:, None], columns, NO_NODE)
@@ -314,9 +340,5 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         return prepared.verify_input
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
-        if self._policy.limits is None:
-            # Nobody will ever draft from the cache.
-            self._stub_skipped_draft_extend(batch, result)
-            return
-        with compat.draft_context():
+        with self._clock.stage("extend"), compat.draft_context():
             self.draft_worker._draft_extend_for_decode(batch, result)

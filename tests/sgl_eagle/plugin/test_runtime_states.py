@@ -12,7 +12,7 @@ LIMIT = 8
 @pytest.fixture
 def built(monkeypatch):
     """Sizes that were captured, in order."""
-    from sgl_eagle.plugin import compat_graphs
+    from sgl_eagle.plugin import compat_graphs, compat_plain
 
     sizes = []
 
@@ -21,13 +21,24 @@ def built(monkeypatch):
         sizes.append(size)
         return f"graphs of {size}"
 
+    def build_plain(worker, state, *, keeps_features):
+        del worker
+        return f"plain graphs beside {state}{', with features' * keeps_features}"
+
     def apply(worker, state):
         worker.graphs = state
 
     monkeypatch.setattr(compat_graphs, "current_verify_state", lambda worker: worker.graphs)
     monkeypatch.setattr(compat_graphs, "build_verify_state", build)
     monkeypatch.setattr(compat_graphs, "apply_verify_state", apply)
+    monkeypatch.setattr(compat_plain, "build_plain_state", build_plain)
     return sizes
+
+
+def make_states(worker, sizes, *, capture=True, keeps_features=True):
+    from sgl_eagle.plugin.runtime_states import RuntimeStates
+
+    return RuntimeStates(worker, sizes, capture=capture, keeps_features=keeps_features)
 
 
 def make_worker():
@@ -38,19 +49,15 @@ def make_worker():
 
 
 def test_every_size_but_the_limit_is_captured_largest_first(built):
-    from sgl_eagle.plugin.runtime_states import RuntimeStates
-
-    states = RuntimeStates(make_worker(), (1, 2, 4, LIMIT), capture=True)
+    states = make_states(make_worker(), (1, 2, 4, LIMIT))
     assert built == [4, 2, 1]
     assert [states.size_for(nodes) for nodes in range(1, LIMIT + 1)] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_size_is_active_for_as_long_as_the_round(built, fails):
-    from sgl_eagle.plugin.runtime_states import RuntimeStates
-
     worker = make_worker()
-    states = RuntimeStates(worker, (1, LIMIT), capture=True)
+    states = make_states(worker, (1, LIMIT))
     try:
         with states.active(1):
             assert worker.graphs == "graphs of 1"
@@ -66,14 +73,32 @@ def test_a_size_is_active_for_as_long_as_the_round(built, fails):
     assert built == [1]
 
 
-def test_without_graphs_only_the_size_changes(built):
-    from sgl_eagle.plugin.runtime_states import RuntimeStates
-
+@pytest.mark.parametrize(
+    ("keeps_features", "graphs"),
+    [
+        (False, "plain graphs beside graphs of 1"),
+        (True, "plain graphs beside graphs of 1, with features"),
+    ],
+)
+def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps_features, graphs):
     worker = make_worker()
-    states = RuntimeStates(worker, (1, 4), capture=False)
+    states = make_states(worker, (1, LIMIT), keeps_features=keeps_features)
+    with states.plain():
+        assert worker.graphs == graphs
+        assert worker.draft_worker.speculative_num_draft_tokens == 1
+    assert worker.graphs == "SGLang's"
+    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    assert built == [1]
+
+
+def test_without_graphs_only_the_size_changes(built):
+    worker = make_worker()
+    states = make_states(worker, (1, 4), capture=False)
     assert not states.captured
     with states.active(4):
         assert worker.draft_worker.speculative_num_draft_tokens == 4
         assert worker.graphs == "SGLang's"
+    with states.plain():
+        assert worker.draft_worker.speculative_num_draft_tokens == 1
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert built == []

@@ -1,0 +1,116 @@
+"""What plain decoding leaves for the draft to catch up with.
+
+A plain round that may be followed by drafts must give the draft's cache its token. Doing so in
+every round would cost a pass of the draft each; so tokens and the target's features are kept, and
+the draft takes a window of them at once: when the window is full, or before somebody drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgl_eagle_harness.types import IntArray
+
+LEAST_WINDOW = 8
+
+
+def window_size(sizes: tuple[int, ...]) -> int:
+    """Tokens of a request that the draft takes at once.
+
+    Args:
+        sizes: Verify sizes of the server, ascending: draft-extend is prepared for those.
+
+    Returns:
+        The smallest size that makes the draft's pass rare, else the largest.
+    """
+    return next((size for size in sizes if size >= LEAST_WINDOW), sizes[-1])
+
+
+class DraftBacklog:
+    """Tokens and features of plain rounds, by request.
+
+    The host counts them, since a plain round adds one to each of its requests; the device keeps
+    them at the position modulo the window, so that neither waits for the other.
+
+    Attributes:
+        window: Tokens of a request that are kept at most.
+    """
+
+    def __init__(self, *, num_rows: int, window: int) -> None:
+        """Start with nothing.
+
+        Args:
+            num_rows: Rows of SGLang's table of slots.
+            window: Tokens of a request that are kept at most.
+        """
+        self.window = window
+        self._num_rows = num_rows
+        self._counts: dict[str, int] = {}
+        self._tokens = self._features = torch.empty(0)  # made when the features are known
+
+    def counts(self, names: Sequence[str]) -> IntArray:
+        """How much is kept of some requests; others are forgotten.
+
+        Args:
+            names: Of all B requests that decode.
+
+        Returns:
+            [B] int64, at most `window`.
+        """
+        self._counts = {name: self._counts.get(name, 0) for name in names}
+        return np.array(list(self._counts.values()), np.int64)
+
+    def clear(self, names: Sequence[str]) -> None:
+        """Note that the draft has seen everything of some requests.
+
+        Args:
+            names: Theirs.
+        """
+        self._counts |= dict.fromkeys(names, 0)
+
+    def add(
+        self,
+        names: Sequence[str],
+        *,
+        rows: Tensor,
+        lengths: Tensor,
+        tokens: Tensor,
+        features: Tensor,
+    ) -> None:
+        """Keep what a plain round has decoded; no window may be full.
+
+        Args:
+            names: Of the B requests.
+            rows: [B] int64, theirs in SGLang's table of slots.
+            lengths: [B] int64, cached tokens before the round.
+            tokens: [B], decoded.
+            features: [B, F] hidden states of the target from which they were.
+        """
+        if not len(self._tokens):
+            shape = (self._num_rows, self.window)
+            self._tokens = tokens.new_zeros(shape, dtype=torch.int64)
+            self._features = features.new_zeros((*shape, features.shape[1]))
+        places = lengths % self.window
+        self._tokens[rows, places] = tokens.to(torch.int64)
+        self._features[rows, places] = features
+        for name in names:
+            self._counts[name] += 1
+
+    def take(self, rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Windows of what is kept, from the oldest token on.
+
+        Args:
+            rows: [B] int64, in SGLang's table of slots.
+            starts: [B] int64, position of the oldest token kept of each.
+
+        Returns:
+            [B * window] int64 tokens and [B * window, F] features; those beyond a request's count
+            are of any age.
+        """
+        places = (starts[:, None] + torch.arange(self.window, device=starts.device)) % self.window
+        index = (rows[:, None], places)
+        return self._tokens[index].flatten(), self._features[index].flatten(0, 1)

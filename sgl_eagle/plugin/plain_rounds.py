@@ -1,0 +1,119 @@
+"""Rounds in which nobody drafts: SGLang's own decoding; the draft catches up now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl_eagle.plugin import compat, compat_plain
+from sgl_eagle.plugin.draft_backlog import DraftBacklog
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.runtime_states import RuntimeStates
+from sgl_eagle_harness.types import IntArray
+
+
+class PlainRounds:
+    """Decodes one token a request without a tree."""
+
+    def __init__(self, worker: Any, states: RuntimeStates, backlog: DraftBacklog | None) -> None:
+        """Prepare.
+
+        Args:
+            worker: Our worker.
+            states: Its graphs, those of verifying one token among them.
+            backlog: Keeps what the draft has not seen; None if nobody will ever draft.
+        """
+        self._worker, self._states, self._backlog = worker, states, backlog
+
+    def num_unseen(self, names: Sequence[str]) -> IntArray:
+        """Tokens that the draft has not seen, the root excluded.
+
+        Args:
+            names: Of all B requests that decode.
+
+        Returns:
+            [B] int64.
+        """
+        if self._backlog is None:
+            return np.zeros(len(names), np.int64)
+        return self._backlog.counts(names)
+
+    def forget(self, names: Sequence[str] | None = None) -> None:
+        """Note that the draft has seen all of some requests, as after a prefill.
+
+        Args:
+            names: Theirs; None forgets every request.
+        """
+        if self._backlog is None:
+            return
+        if names is None:
+            self._backlog.counts(())
+        else:
+            self._backlog.clear(names)
+
+    def catch_up(
+        self,
+        batch: Any,
+        names: Sequence[str],
+        num_unseen: IntArray,
+        clock: RoundClock,
+        *,
+        at_once: bool,
+    ) -> None:
+        """Let the draft see what it has not, if it must; the batch's draft input is replaced.
+
+        Args:
+            batch: The running batch of B requests.
+            names: Theirs.
+            num_unseen: [B] int64 from `num_unseen`.
+            clock: Takes the time.
+            at_once: Whether somebody drafts in this round; else it may wait for a full window.
+        """
+        backlog = self._backlog
+        most = int(num_unseen.max(initial=0))
+        if backlog is None or not most or not (at_once or most == backlog.window):
+            return
+        counts = torch.from_numpy(num_unseen)
+        with clock.stage("extend"), self._states.active(backlog.window), compat.draft_context():
+            batch.spec_info = compat_plain.catch_up(
+                self._worker, batch, counts=counts, take=backlog.take, window=backlog.window
+            )
+        backlog.clear(names)
+
+    def decode(
+        self,
+        batch: Any,
+        names: Sequence[str],
+        clock: RoundClock,
+        on_publish: Callable[[Any], None] | None,
+    ) -> Any:
+        """Decode one token a request.
+
+        Args:
+            batch: The running batch, which SGLang need not verify; no window is full.
+            names: Of its requests.
+            clock: Takes the time.
+            on_publish: Called with the new lengths, if given.
+
+        Returns:
+            A `GenerationBatchResult`.
+        """
+        backlog = self._backlog
+        with self._states.plain(), clock.stage("verify"):
+            result = compat_plain.run_decode(
+                self._worker, batch, keeps_features=backlog is not None
+            )
+            if on_publish is not None:
+                on_publish(result.new_seq_lens)
+            if backlog is not None:
+                backlog.add(
+                    names,
+                    rows=batch.req_pool_indices,
+                    lengths=batch.seq_lens,
+                    tokens=result.next_token_ids,
+                    features=result.logits_output.hidden_states,
+                )
+        return result

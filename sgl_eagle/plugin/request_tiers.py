@@ -1,0 +1,57 @@
+"""Which requests of the running batch speculate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sgl_eagle.plugin.compat_requests import cached_lengths
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
+from sgl_eagle_harness.types import BatchContext, BoolArray, IntArray
+
+
+class RequestTiers:
+    """Remembers the tier of each running request."""
+
+    def __init__(self, tiers: dict[str, SpeculationTier] | None = None) -> None:
+        """Begin.
+
+        Args:
+            tiers: Tiers by request, as after some steps; none by default.
+        """
+        self._tiers = tiers or {}
+        self._switch_ct = 0
+
+    def choose(
+        self, policy: SpecPolicy, batch: Any, names: Sequence[str], num_unseen: IntArray
+    ) -> BoolArray:
+        """Who drafts: decided without asking the device, which is busy with the round before.
+
+        Args:
+            policy: May draft.
+            batch: The running batch of B requests.
+            names: Theirs; the tiers of others are forgotten.
+            num_unseen: [B] int64, tokens that the draft has not seen, the root excluded.
+
+        Returns:
+            [B] bool.
+        """
+        self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
+        tiers = list(self._tiers.values())
+        before = sum(tier.switch_ct for tier in tiers)
+        context = BatchContext(
+            batch_size=len(names), context_len=cached_lengths(batch), num_pending=num_unseen + 1
+        )
+        speculating = choose_rows(policy, context, tiers)
+        self._switch_ct += sum(tier.switch_ct for tier in tiers) - before
+        return speculating
+
+    def take_switch_ct(self) -> int:
+        """Changes of running requests since this was last asked.
+
+        Returns:
+            How many.
+        """
+        taken, self._switch_ct = self._switch_ct, 0
+        return taken
