@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sgl_eagle.plugin.draft_backlog import window_size
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.errors import CostTableError
 from sgl_eagle_harness.types import FloatArray
@@ -25,12 +26,12 @@ class RoundSample:
 
     Attributes:
         verify_us: Target pass, choice of tokens, and what every round does besides.
-        extend_us: Draft-extend over the verified tokens.
+        extend_us: Draft-extend over the verified tokens; None if the round ran none.
         draft_step_us: One draft step; None if the round ran none.
     """
 
     verify_us: float
-    extend_us: float
+    extend_us: float | None
     draft_step_us: float | None
 
 
@@ -107,7 +108,8 @@ class _Samples:
 
     def add(self, sample: RoundSample) -> None:
         self.verify_us.append(sample.verify_us)
-        self.extend_us.append(sample.extend_us)
+        if sample.extend_us is not None:
+            self.extend_us.append(sample.extend_us)
         if sample.draft_step_us is not None:
             self.draft_step_us.append(sample.draft_step_us)
 
@@ -217,7 +219,7 @@ class GridProfiler:
     ) -> CostTable:
         sizes = self._grid.num_tokens
 
-        def medians(name: str) -> FloatArray:
+        def medians(name: str, sizes: tuple[int, ...]) -> FloatArray:
             return np.array(
                 [
                     [
@@ -227,6 +229,11 @@ class GridProfiler:
                     for b in batches
                 ]
             )
+
+        extend_us = medians("extend_us", sizes[1:])
+        # Plain rounds extend nothing by themselves: one draft-extend serves a window of them.
+        window = window_size(sizes)
+        shared = extend_us[:, [sizes[1:].index(window)]] / window
 
         def grid(kind: str, num_tokens: tuple[int, ...], us: FloatArray) -> CostGrid:
             return CostGrid(
@@ -241,9 +248,9 @@ class GridProfiler:
         widths = (1,) if self._grid.width == 1 else (1, self._grid.width)
         return CostTable(
             setup=setup,
-            target=grid("target", sizes, medians("verify_us")),
+            target=grid("target", sizes, medians("verify_us", sizes)),
             draft=grid("draft", widths, np.repeat(steps[:, None], len(widths), axis=1)),
-            draft_extend=grid("draft_extend", sizes, medians("extend_us")),
+            draft_extend=grid("draft_extend", sizes, np.concatenate([shared, extend_us], axis=1)),
             decide_us=0.0,
             verify_select_us=0.0,
             extends_every_step=True,

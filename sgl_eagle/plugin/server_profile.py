@@ -78,7 +78,7 @@ class ServerRounds:
         num_draft_steps = 0 if num_tokens == 1 else policy.limits.num_steps - 1
         return RoundSample(
             verify_us=stage_us["verify"] + stage_us.get("roots", 0.0),
-            extend_us=stage_us["extend"],
+            extend_us=stage_us["extend"] if num_tokens > 1 else None,
             draft_step_us=stage_us["draft"] / num_draft_steps if num_draft_steps else None,
         )
 

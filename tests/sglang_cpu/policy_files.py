@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def write_policies(folder: Path) -> dict[str, Path]:
         "eagle2": Eagle2Spec(num_steps=3, topk=4, num_draft_tokens=10),
         "price": make_price(),
         "price_dear": make_price(price_tok_per_us=1.0),
+        "price_late": make_price(),
         "price_of_reference_engine": make_price(),
     }
     return {name: _write(folder, name, spec) for name, spec in specs.items()}
@@ -67,7 +69,8 @@ def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
 
 def _write(folder: Path, name: str, spec: PolicySpec) -> Path:
     engine = "reference" if name == "price_of_reference_engine" else "sglang"
-    costs = CostFile.from_table(make_costs(engine), num_repeats=1, created=CREATED)
+    costs = make_late_costs() if name == "price_late" else make_costs(engine)
+    costs = CostFile.from_table(costs, num_repeats=1, created=CREATED)
     record = PolicyFile(
         default=spec,
         costs=costs if isinstance(spec, PriceSpec) else None,
@@ -86,6 +89,25 @@ def _write(folder: Path, name: str, spec: PolicySpec) -> Path:
     path = folder / f"{name}.json"
     save_policy_file(path, record)
     return path
+
+
+def make_late_costs() -> CostTable:
+    """Costs at which a request decodes plainly until its text is long enough, then speculates.
+
+    Before that the draft's first step is dear, however many tokens it has to catch up with.
+    """
+    costs = make_costs("sglang")
+    contexts = np.array([0, 1, 36, LONGEST_CONTEXT])
+
+    def regrid(grid: CostGrid) -> CostGrid:
+        us = np.stack([grid.us[..., 0]] * len(contexts), axis=-1)
+        if grid.kind == "draft_extend":
+            us = np.broadcast_to([2000.0, 2000.0, 50.0, 50.0], us.shape)
+            grid = replace(grid, num_tokens=np.array([1, LONGEST_CONTEXT]))
+        return replace(grid, context_len=contexts, us=us)
+
+    names = ("target", "draft", "draft_extend")
+    return replace(costs, **{name: regrid(getattr(costs, name)) for name in names})
 
 
 def make_costs(engine: str) -> CostTable:

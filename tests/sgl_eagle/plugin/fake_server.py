@@ -36,7 +36,7 @@ class FakeServer:
         first = (batch, tokens, context) not in self.seen[:-1]
         return RoundSample(
             verify_us=100 + batch * tokens + 0.1 * context + (5000 if first else 0),
-            extend_us=10 + tokens,
+            extend_us=None if tokens == 1 else 10 + tokens,
             draft_step_us=None if tokens == 1 else 7.0 * batch,
         )
 

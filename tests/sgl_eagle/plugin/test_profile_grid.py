@@ -13,6 +13,9 @@ def test_a_whole_grid_without_its_first_runs():
     table, profiler = measure(server)
     assert table.target.at(4, 8, 64) == pytest.approx(100 + 32 + 6.4)
     assert table.verify_us(4, 8, 64) == pytest.approx(138.4 + 18)
+    # Eight plain rounds share a draft-extend of eight tokens.
+    assert table.decode_us(4, 64) == pytest.approx(100 + 4 + 6.4 + 18 / 8)
+    assert table.drafts_ahead
     assert table.draft_step_us(16, 1, 1) == table.draft_step_us(16, 4, 1) == pytest.approx(112)
     assert table.draft_catch_up_us(4, 1, 1) == 0
     assert len(server.seen) == GRID.num_cells * 4  # one to warm up, three to measure
