@@ -92,8 +92,12 @@ class DraftBacklog:
         """
         if not len(self._tokens):
             shape = (self._num_rows, self.window)
-            self._tokens = tokens.new_zeros(shape, dtype=torch.int64)
-            self._features = features.new_zeros((*shape, features.shape[1]))
+            # Costs are measured in inference mode, whose tensors later modes may not write.
+            with torch.inference_mode(False):
+                self._tokens = torch.zeros(shape, dtype=torch.int64, device=tokens.device)
+                self._features = torch.zeros(
+                    (*shape, features.shape[1]), dtype=features.dtype, device=features.device
+                )
         places = lengths % self.window
         self._tokens[rows, places] = tokens.to(torch.int64)
         self._features[rows, places] = features

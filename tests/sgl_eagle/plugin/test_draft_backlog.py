@@ -56,3 +56,15 @@ def test_what_the_draft_has_seen_is_not_counted_again():
     assert backlog.counts(["a", "b"]).tolist() == [1, 2]
     assert backlog.counts(["b"]).tolist() == [2]
     assert backlog.counts(["a", "b"]).tolist() == [0, 2]
+
+
+def test_what_was_made_while_costs_were_measured_can_be_written_afterwards():
+    import torch
+
+    backlog = DraftBacklog(num_rows=2, window=WINDOW)
+    backlog.counts(["a"])
+    with torch.inference_mode():
+        keep(backlog, ["a"], [1], [5])
+    keep(backlog, ["a"], [1], [6])
+    tokens, _ = backlog.take(torch.tensor([1]), torch.tensor([5]))
+    assert tokens[:2].tolist() == [105, 106]
