@@ -1,4 +1,4 @@
-"""What clients of a server rely on, with speculation on: one server for all of it."""
+"""What clients of a server rely on, from one that always speculates and one that begins plainly."""
 
 import json
 import math
@@ -15,10 +15,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 STOP_RANGE = range(4, 20)
 
 
-@pytest.fixture(scope="module")
-def server(fork_server, pair, policies, tmp_path_factory):
+@pytest.fixture(scope="module", params=["irregular", "price_late"])
+def server(request, fork_server, pair, policies, tmp_path_factory):
     flags = (
-        *("--sgl-eagle-policy", str(policies["irregular"])),
+        *("--sgl-eagle-policy", str(policies[request.param])),
         *("--chunked-prefill-size", "16", "--enable-metrics"),
     )
     log = tmp_path_factory.mktemp("server") / "log"

@@ -98,7 +98,7 @@ def test_metrics_add_up_to_what_clients_were_told(server, answers):
     assert (now["observed_nodes",] > 0) == (deepest > 0)
     stages = {key[1] for key in now if key[0] == "host_stage_seconds_total"}
     assert {"decide", "verify", "extend"} <= stages
-    assert ("draft" in stages) == (deepest > 1)
+    assert ("draft" in stages) == (deepest > 0)  # a step runs while the first level is looked at
 
 
 def test_an_ordinary_trace_holds_every_step_with_its_label(answers, completions, folders):
