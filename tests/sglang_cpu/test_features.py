@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from server_process import CONTEXT_LENGTH
 
+from sgl_eagle_harness.policies.policy_file import load_policy_file
+
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 STOP_RANGE = range(4, 20)
@@ -94,13 +96,16 @@ def test_logit_bias_is_honoured_at_every_position(server):
     assert server.post("/generate", body)["output_ids"] == [77] * 12
 
 
-def test_a_request_may_reach_the_context_limit(server):
-    # SGLang holds back as many positions as one tree may take, and some.
+def test_a_request_may_reach_the_context_limit(server, request, policies):
+    # SGLang holds back as many positions as all branches of one draft may take, and some.
+    name = request.node.callspec.params["server"]
+    limits = load_policy_file(policies[name]).build().limits
+    room = 30 + limits.topk * limits.num_steps
     random_ids = random.Random(1)
-    prompt = [random_ids.randrange(2, 1024) for _ in range(CONTEXT_LENGTH - 42)]
+    prompt = [random_ids.randrange(2, 1024) for _ in range(CONTEXT_LENGTH - room)]
     assert len(server.complete(prompt, max_new_tokens=30)["output_ids"]) == 30
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        server.complete(prompt, max_new_tokens=43)
+        server.complete(prompt, max_new_tokens=room + 1)
 
 
 def test_a_prefix_hit_changes_nothing(server, completions):
