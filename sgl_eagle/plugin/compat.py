@@ -146,6 +146,17 @@ def prepare_draft_batch(worker: Any, batch: Any) -> Any:
     return forward_batch
 
 
+def tensor_parallel_group() -> Any:
+    """The ranks that hold one model together.
+
+    Returns:
+        A `GroupCoordinator`.
+    """
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group()
+
+
 def token_table(worker: Any) -> Tensor:
     """SGLang's table of cache slots; its first row is padding's and all zero.
 
@@ -401,6 +412,8 @@ def _sample(
         logits_output.next_token_logits,
         **{name: values.repeat_interleave(num_draft_tokens) for name, values in rows.items()},
     )
+    # Each rank draws with a generator of its own.
+    tensor_parallel_group().broadcast(drawn, src=0)
     predict, num_accept_tokens, accept_index = chosen
     predict, accept_index, num_correct_drafts = verify_tree_greedy_func(
         predicts=torch.zeros_like(predict),

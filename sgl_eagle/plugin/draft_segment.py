@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
 
 
@@ -166,7 +167,7 @@ def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: in
     logits = logits.float()
     best, ids = logits.topk(branches, dim=-1)
     log_probs = best - logits.logsumexp(-1, keepdim=True)
-    _write_level(buffers, _target_ids(worker, ids), log_probs)
+    _write_level(worker, buffers, ids, log_probs)
     buffers.hidden.copy_(hidden.view(num_rows, branches, -1))
     buffers.positions.add_(1)
 
@@ -206,7 +207,7 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
     buffers.positions.view(num_rows, branches).copy_(
         buffers.seq_lens[:, None].expand(num_rows, branches)
     )
-    _write_level(buffers, _target_ids(worker, buffers.root_ids), buffers.root_probs.log())
+    _write_level(worker, buffers, buffers.root_ids, buffers.root_probs.log())
     buffers.roots[:, : 2 * branches].copy_(buffers.level[:, :, 0].flatten(1))
     buffers.roots[:, -2].copy_(buffers.seq_lens)
     buffers.roots[:, -1].copy_(buffers.bonus_tokens)
@@ -214,15 +215,17 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
     buffers.widths.fill_(branches)
 
 
-def _write_level(buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
-    # [R * W, T] target ids and float32 log-probabilities; W is T, or 1 for the roots.
+def _write_level(worker: Any, buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
+    # [R * W, T] draft ids and float32 log-probabilities; W is T, or 1 for the roots.
     num_rows, _, _, branches = buffers.level.shape
-    ids = ids.reshape(num_rows, -1, branches)
+    ids = _target_ids(worker, ids).reshape(num_rows, -1, branches)
     log_probs = log_probs.reshape(num_rows, -1, branches)
     width = ids.shape[1]
-    buffers.tokens[:, : width * branches].copy_(ids.flatten(1))
     buffers.level[:, 0, :width].copy_(ids)
     buffers.level[:, 1, :width].copy_(log_probs.contiguous().view(torch.int32))
+    # From here on all ranks have the same scores: what they choose from them is the same too.
+    Ranks(compat.tensor_parallel_group()).share_tensor(buffers.level)
+    buffers.tokens[:, : width * branches].copy_(buffers.level[:, 0, :width].flatten(1))
 
 
 def _target_ids(worker: Any, ids: Tensor) -> Tensor:

@@ -39,11 +39,6 @@ UNSUPPORTED: tuple[_Check, ...] = (
     ("speculative_token_map", bool, "must be left out: EAGLE-3 checkpoints carry their own (d2t)"),
     ("enable_multi_layer_eagle", bool, "must be off: the draft has one layer"),
     ("enable_dp_attention", bool, "must be off: ranks would have to agree on every tree"),
-    (
-        "tp_size",
-        lambda value: value > 1,
-        "must be 1: ranks do not share the decision yet",
-    ),
     ("pp_size", lambda value: value > 1, "must be 1: trees are drafted and verified on one stage"),
     (
         "disaggregation_mode",

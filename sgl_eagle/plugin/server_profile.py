@@ -18,6 +18,7 @@ import torch
 from sgl_eagle.plugin import compat_profile
 from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
 from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
+from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.server_flags import PluginSettings
@@ -119,6 +120,7 @@ def measured_costs(
     settings: PluginSettings,
     *,
     setup: CostSetup,
+    ranks: Ranks,
 ) -> CostFile:
     """The cost table of this server, from the cache or measured now.
 
@@ -128,6 +130,7 @@ def measured_costs(
         sizes: Verify sizes, ascending from 1.
         settings: Which cache to use.
         setup: What is served.
+        ranks: All measure together and get the table of the first, which alone uses the cache.
 
     Returns:
         The record.
@@ -141,12 +144,13 @@ def measured_costs(
         width=limits.topk,
         context_len=int(worker.target_worker.model_runner.model_config.context_len),
     )
-    cache = settings.cost_cache
+    cache = settings.cost_cache if ranks.leads else None
     cached = None if cache is None else read_cached(cache, setup, wanted)
-    if cached is not None:
-        logger.info("SGL_EAGLE takes its costs from the cache in %s", cache)
-        return cached
-    record = _measure(worker, limits, sizes, wanted, setup)
+    shared = ranks.share_text(None if cached is None else cached.model_dump_json())
+    if shared is not None:
+        logger.info("SGL_EAGLE takes its costs from the cache in %s", settings.cost_cache)
+        return CostFile.model_validate_json(shared) if cached is None else cached
+    record = _measure(worker, limits, sizes, wanted, setup, ranks)
     path = None if cache is None else write_cached(cache, record)
     if path is not None:
         logger.info("SGL_EAGLE keeps its costs in %s", path)
@@ -159,6 +163,7 @@ def _measure(
     sizes: tuple[int, ...],
     wanted: CostRange,
     setup: CostSetup,
+    ranks: Ranks,
 ) -> CostFile:
     grid = grid_for(
         largest_batch=wanted.batch_size,
@@ -172,7 +177,8 @@ def _measure(
     )
     started = time.perf_counter()
     rounds = ServerRounds(worker, limits)
-    profiler = GridProfiler(grid, rounds.time_round, now=time.perf_counter)
+    # A rank that gave up earlier than another would leave it waiting within a round.
+    profiler = GridProfiler(grid, rounds.time_round, now=ranks.clock(time.perf_counter))
     try:
         with torch.inference_mode():
             table = profiler.measure(setup)

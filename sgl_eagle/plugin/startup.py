@@ -15,6 +15,7 @@ from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepListener, StepObserver
 from sgl_eagle.plugin.policy_source import SGLANG_ENGINE
+from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.plugin.server_profile import measured_costs
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def settle_policy(
-    worker: Any, policy: SpecPolicy, settings: PluginSettings, *, in_graphs: bool
+    worker: Any, policy: SpecPolicy, settings: PluginSettings, ranks: Ranks, *, in_graphs: bool
 ) -> SpecPolicy:
     """The policy to serve, once the worker could serve.
 
@@ -42,6 +43,7 @@ def settle_policy(
         worker: Our worker, its graphs captured.
         policy: The one it started with.
         settings: What the flags said.
+        ranks: Get one policy, at the costs of the first.
         in_graphs: Whether it decodes in CUDA graphs.
 
     Returns:
@@ -52,7 +54,9 @@ def settle_policy(
         return policy
     setup = server_setup(worker, in_graphs=in_graphs)
     try:
-        costs = measured_costs(worker, policy.limits, policy.verify_sizes, settings, setup=setup)
+        costs = measured_costs(
+            worker, policy.limits, policy.verify_sizes, settings, setup=setup, ranks=ranks
+        )
         table = costs.to_table()
     except CostTableError as error:
         logger.warning("SGL_EAGLE serves %s, since %s", policy.name, error)

@@ -24,11 +24,13 @@ from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.plain_rounds import PlainRounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
+from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
 from sgl_eagle.plugin.server_flags import read_settings
+from sgl_eagle.plugin.shared_decisions import share_decisions
 from sgl_eagle.plugin.startup import make_observer, settle_policy
 from sgl_eagle.plugin.verify_ahead import PreparedVerify, make_verify_input, prepare_verify
 from sgl_eagle.plugin.verify_input import (
@@ -74,6 +76,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             max_running_requests=int(server_args.max_running_requests),
             context_length=int(model_config.context_len),
         )
+        self._ranks = Ranks(compat.tensor_parallel_group())
         compat_graphs.leave_out_draft_loop(self.draft_worker)
         if self._policy.limits is None:
             compat_plain.leave_out_draft_prefill(self.draft_worker)
@@ -102,13 +105,17 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         num_rows = len(compat.token_table(self))
         backlog = DraftBacklog(num_rows=num_rows, window=window_size(sizes)) if drafts else None
         self._plain_rounds = PlainRounds(self, self._states, backlog)
-        self._policy = settle_policy(self, self._policy, self._settings, in_graphs=capture)
+        self._policy = settle_policy(
+            self, self._policy, self._settings, self._ranks, in_graphs=capture
+        )
         if self._draft_graphs is not None and self._draft_graphs.chooses != self._foresees_order:
             with compat.draft_context():
                 self._draft_graphs = self._capture_draft_steps()
-        self._observer = make_observer(
-            self, self._policy, self._limits, self._clock, self._settings
-        )
+        if self._ranks.leads:  # the others would see the same
+            self._observer = make_observer(
+                self, self._policy, self._limits, self._clock, self._settings
+            )
+        self._policy = share_decisions(self._policy, self._ranks)
 
     @property
     def war_fastpath_runner(self) -> Any:

@@ -76,6 +76,8 @@ def install(monkeypatch):
         del worker, out_cache_loc, hidden
         return namespace_batch(req_pool_indices=pool_indices, **fields)
 
+    alone = SimpleNamespace(world_size=1, rank_in_group=0)
+    monkeypatch.setattr(compat, "tensor_parallel_group", lambda: alone)
     monkeypatch.setattr(compat, "run_draft_step", fake_step)
     monkeypatch.setattr(compat, "prepare_draft_batch", prepare)
     monkeypatch.setattr(compat_graphs, "capture_graph", capture)

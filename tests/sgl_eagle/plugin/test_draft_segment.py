@@ -37,6 +37,8 @@ def make(monkeypatch):
     from sgl_eagle.plugin import compat
     from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, start_round
 
+    alone = SimpleNamespace(world_size=1, rank_in_group=0)
+    monkeypatch.setattr(compat, "tensor_parallel_group", lambda: alone)
     monkeypatch.setattr(compat, "run_draft_step", fake_step)
 
     def make_rows(rows, num_padding=0):

@@ -188,7 +188,6 @@ REFUSED = {
     "speculative_token_map": "map.pt",
     "enable_multi_layer_eagle": True,
     "enable_dp_attention": True,
-    "tp_size": 2,
     "pp_size": 2,
     "disaggregation_mode": "decode",
     "enable_lora": True,
@@ -211,8 +210,8 @@ def test_what_is_not_supported_is_refused_by_name(field):
 
 
 def test_all_refusals_come_at_once():
-    with pytest.raises(ServerConfigError, match=r"--tp-size must be 1.*; --page-size must be 1"):
-        refuse_unsupported(make_args(tp_size=4, page_size=64))
+    with pytest.raises(ServerConfigError, match=r"--pp-size must be 1.*; --page-size must be 1"):
+        refuse_unsupported(make_args(pp_size=4, page_size=64))
 
 
 def test_a_page_size_that_a_backend_chose_is_refused():
