@@ -144,7 +144,7 @@ class ForkServer:
             models: Folder with `target` and `draft`.
             log: File for its output.
             *flags: Added to the command.
-            fault: Function of `broken_mask` that spoils the server first.
+            fault: Function of `faults` that spoils the server first.
             **variables: Added to the environment.
 
         Yields:
