@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import AwareDatetime, Field
@@ -15,6 +15,9 @@ from sgl_eagle_harness.errors import CostTableError
 from sgl_eagle_harness.records import Record, load_record
 
 COST_SCHEMA_VERSION: Literal[1] = 1
+
+AxisValue = Annotated[int, Field(ge=0, le=2**24)]
+"""Point of an axis; tables hold a row for every token count up to the last one."""
 
 
 class HoldoutRecord(Record):
@@ -27,8 +30,8 @@ class HoldoutRecord(Record):
     """
 
     num_cells: int = Field(ge=0)
-    median_relative: float | None
-    max_relative: float | None
+    median_relative: float | None = Field(ge=0, allow_inf_nan=False)
+    max_relative: float | None = Field(ge=0, allow_inf_nan=False)
 
 
 class CurveRecord(Record):
@@ -40,7 +43,7 @@ class CurveRecord(Record):
         holdout_error: Interpolation against cells left out, computed when the file is written.
     """
 
-    num_tokens: list[int]
+    num_tokens: list[AxisValue]
     us: list[list[list[float]]]
     holdout_error: HoldoutRecord
 
@@ -67,8 +70,8 @@ class CostFile(Record):
 
     schema_version: Literal[1] = COST_SCHEMA_VERSION
     setup: CostSetup
-    batch_size: list[int]
-    context_len: list[int]
+    batch_size: list[AxisValue]
+    context_len: list[AxisValue]
     target: CurveRecord
     draft: CurveRecord
     draft_extend: CurveRecord

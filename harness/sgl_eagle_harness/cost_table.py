@@ -375,7 +375,8 @@ class CostTable:
             CostTableError: Naming every field that differs.
         """
         differing = [
-            f"{name}: measured on {getattr(self.setup, name)!r}, running {getattr(setup, name)!r}"
+            f"{name}: measured on {_shown(getattr(self.setup, name))}, running "
+            f"{_shown(getattr(setup, name))}"
             for name in CostSetup.model_fields
             if getattr(self.setup, name) != getattr(setup, name)
         ]
@@ -383,6 +384,10 @@ class CostTable:
             raise CostTableError(
                 f"the cost table was measured on another setup; {'; '.join(differing)}"
             )
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, ModelIdentity) else repr(value)
 
 
 def _check_range(kind: str, name: str, values: npt.NDArray[Any], axis: IntArray) -> None:

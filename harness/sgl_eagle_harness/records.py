@@ -35,6 +35,14 @@ class ModelIdentity(Record):
     sha256: Sha256
     dims: dict[str, int]
 
+    def __str__(self) -> str:
+        """Name and start of the digest, for messages.
+
+        Returns:
+            e.g. "SmolLM2-135M-Instruct (9f0a61c2b3d4)".
+        """
+        return f"{self.name} ({self.sha256[:12]})"
+
 
 def describe_validation_error(error: ValidationError) -> str:
     """Say which fields are wrong, in one line.
@@ -50,12 +58,20 @@ def describe_validation_error(error: ValidationError) -> str:
     parts = []
     for problem in problems[:shown]:
         where = ".".join(str(step) for step in problem["loc"]) or "the record"
+        if problem["type"] == "missing":  # its input is the whole record
+            parts.append(f"{where}: {problem['msg']}")
+            continue
         value = repr(problem["input"])
         short = value if len(value) <= 60 else value[:57] + "..."  # noqa: PLR2004 (a line's width)
         parts.append(f"{where}: {problem['msg']}, got {short}")
     if len(problems) > shown:
         parts.append(f"and {len(problems) - shown} more")
     return "; ".join(parts)
+
+
+def _some(names: list[str], shown: int = 4) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def load_record(
@@ -80,7 +96,7 @@ def load_record(
         payload = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise error_type(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise error_type(f"{path} is not JSON: {error}") from error
     if not isinstance(payload, dict):
         raise error_type(f"{path} must hold a JSON object, got {type(payload).__name__}")
@@ -88,6 +104,16 @@ def load_record(
     if found != schema_version:
         raise error_type(
             f"{path}: schema_version must be {schema_version}, got schema_version={found!r}"
+        )
+    unknown = sorted(payload.keys() - model.model_fields.keys())
+    missing = sorted(
+        name
+        for name, field in model.model_fields.items()
+        if field.is_required() and name not in payload
+    )
+    if unknown and missing:
+        raise error_type(
+            f"{path} is a file of another kind: it lacks {_some(missing)} and has {_some(unknown)}"
         )
     try:
         return model.model_validate(payload)

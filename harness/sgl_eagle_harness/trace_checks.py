@@ -70,7 +70,7 @@ def check_same_setup(first: TraceHeader, other: TraceHeader, names: tuple[str, s
 
 def _shown(value: object) -> str:
     if isinstance(value, ModelIdentity):
-        return f"{value.name} ({value.sha256[:12]})"
+        return str(value)
     return repr(value)
 
 
@@ -194,7 +194,7 @@ def check_text_order(
     refuse(~starts & moved, source, "a prompt must keep its workload")
     names, counts = np.unique(prompt_ids[starts], return_counts=True)
     if (counts > 1).any():
-        raise TraceError(f"{source}: prompt_id {names[counts > 1][0]!r} occurs twice")
+        raise TraceError(f"{source}: prompt_id {str(names[counts > 1][0])!r} occurs twice")
 
 
 def refuse(

@@ -34,7 +34,7 @@ def write_shard(path: Path, header: TraceHeader, table: pa.Table) -> None:
     """
     table = table.replace_schema_metadata({HEADER_KEY: header.model_dump_json()})
     with replace_when_done(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def list_shards(paths: Path | Iterable[Path]) -> list[Path]:
@@ -80,7 +80,7 @@ def read_header(path: Path) -> TraceHeader:
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowInvalid, OSError) as error:
-        raise TraceError(f"{path} is truncated or not a Parquet file: {error}") from error
+        raise TraceError(f"{path} is truncated or not a Parquet file: {_reason(error)}") from error
     if HEADER_KEY not in metadata:
         raise TraceError(f"{path} is not a trace: its metadata has no {HEADER_KEY.decode()!r}")
     try:
@@ -113,9 +113,9 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
             has a missing value.
     """
     try:
-        table = pq.read_table(path).combine_chunks()
+        table = pq.read_table(path, page_checksum_verification=True).combine_chunks()
     except (pa.ArrowInvalid, OSError) as error:
-        raise TraceError(f"{path} is truncated or damaged: {error}") from error
+        raise TraceError(f"{path} is truncated or damaged: {_reason(error)}") from error
     if set(table.column_names) != set(schema.names):
         odd = sorted(set(table.column_names) ^ set(schema.names))
         raise TraceError(f"{path}: columns missing or unknown: {', '.join(odd)}")
@@ -129,6 +129,11 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         if column.null_count or values.null_count:
             raise TraceError(f"{path}: column {name} has missing values")
     return table
+
+
+def _reason(error: Exception) -> str:
+    # Arrow's messages run over several lines, the last of them empty.
+    return " ".join(str(error).split())
 
 
 def split_lists(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:

@@ -6,9 +6,9 @@ import argparse
 import typing
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import non_negative_int
+from sgl_eagle.cli.frame.arguments import seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
-from sgl_eagle.cli.frame.paths import require_writable
+from sgl_eagle.cli.frame.paths import require_not_read, require_writable
 
 if typing.TYPE_CHECKING:
     from sgl_eagle_tuner.report.analysis import CalibrationResult, ReliabilityCurve
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=non_negative_int,
+        type=seed_number,
         default=0,
         help="of the choice of held-out prompts (default: 0)",
     )
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         require_writable(args.out, "--out")
+        require_not_read(args.out, "--out", "TRACES", args.traces)
     trace = read_dense_trace(args.traces, args.workload)
     tuning, held_out = split_prompts(trace, seed=args.seed)
     limits = whole_tree(trace)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError, non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import UsageError, positive_int, seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
 from sgl_eagle.cli.frame.progress import progress_counter
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=non_negative_int,
+        type=seed_number,
         default=DemoConfig.seed,
         help="of search and bootstrap (default: %(default)s)",
     )

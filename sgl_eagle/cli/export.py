@@ -50,11 +50,13 @@ def run(args: argparse.Namespace) -> int:
         0.
 
     Raises:
-        UsageError: If `--out` holds anything.
+        UsageError: If `--out` holds anything, or is where the user stands.
     """
     require_writable_folder(args.out, "--out")
     if args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"--out {args.out} is not empty: choose another folder")
+    if args.out.resolve() == Path.cwd():
+        raise UsageError(f"--out {args.out} is the current folder, which the new one would replace")
     from sgl_eagle.reference.export_target import export_target
     from sgl_eagle.reference.loading import load_target
     from sgl_eagle.reference.pair import DTYPES

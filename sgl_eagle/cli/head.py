@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import positive_int, seed_number
 from sgl_eagle.cli.head_judge import evaluate
 from sgl_eagle.cli.head_make import factorize, train
 from sgl_eagle.cli.pair_arguments import add_pair_arguments
@@ -139,7 +139,7 @@ def _add_train_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="optimizer steps between evaluations and resumable states (default: %(default)s)",
     )
-    group.add_argument("--seed", type=non_negative_int, default=0, help="default: %(default)s")
+    group.add_argument("--seed", type=seed_number, default=0, help="default: %(default)s")
     group.add_argument(
         "--resume", action="store_true", help="go on from the state beside the factors"
     )

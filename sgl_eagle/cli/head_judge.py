@@ -48,12 +48,15 @@ def evaluate(args: argparse.Namespace) -> int:
         score_headers,
         write_head_report,
     )
+    from sgl_eagle_harness.types import MAX_TOPK
     from sgl_eagle_tuner.provenance import collect_provenance
 
     if args.report is not None:
         if args.report.suffix != ".html":
             raise UsageError(f"--report must name a file ending in .html, got {args.report}")
         require_writable(args.report, "--report")
+    if args.topk > MAX_TOPK:
+        raise UsageError(f"--topk must be in [1, {MAX_TOPK}], got {args.topk}")
     ranks = _ranks(args.ranks)
     for text in args.shortlists.split(","):
         parse_shortlist("--shortlists", text)

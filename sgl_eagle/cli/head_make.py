@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError
+from sgl_eagle.cli.frame.arguments import UsageError, naming_flags
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable
 from sgl_eagle.cli.head_inputs import (
@@ -46,9 +47,9 @@ def factorize(args: argparse.Namespace) -> int:
         smooth_frequencies,
     )
 
-    if args.smoothing <= 0:
-        raise UsageError(f"--smoothing must be above 0, got {args.smoothing}")
-    shortlist = parse_shortlist("--activate", args.activate) if args.activate else None
+    if not 0 < args.smoothing < math.inf:
+        raise UsageError(f"--smoothing must be finite and above 0, got {args.smoothing}")
+    shortlist = None if args.activate is None else parse_shortlist("--activate", args.activate)
     path = draft_folder(args) / FACTORS_FILE
     require_writable(path, "--draft")
     pair = load_pair_from(args)
@@ -120,19 +121,20 @@ def train(args: argparse.Namespace) -> int:
     from sgl_eagle.reference.pair import DTYPES
     from sgl_eagle.reference.train_data import load_text
 
-    shortlist = parse_shortlist("--activate", args.activate) if args.activate else None
+    shortlist = None if args.activate is None else parse_shortlist("--activate", args.activate)
     folder = draft_folder(args)
     path = folder / FACTORS_FILE
     require_writable(path, "--draft")
-    config = HeadTrainConfig(
-        rank=args.rank,
-        num_updates=args.steps,
-        batch_tokens=args.batch_tokens,
-        learning_rate=args.lr,
-        num_steps=args.num_steps,
-        eval_every=args.eval_every,
-        seed=args.seed,
-    )
+    with naming_flags(learning_rate="--lr"):
+        config = HeadTrainConfig(
+            rank=args.rank,
+            num_updates=args.steps,
+            batch_tokens=args.batch_tokens,
+            learning_rate=args.lr,
+            num_steps=args.num_steps,
+            eval_every=args.eval_every,
+            seed=args.seed,
+        )
     rows = load_text(args.text)
     model = load_target(args.target, dtype=DTYPES[args.dtype], device=args.device).model
     draft = load_draft(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SMOLLM2 = "smollm2"
 """Default of `--target`; `sgl_eagle.reference.loading` knows it by this name."""
 
+MAX_THREADS = 1024
+
 
 def add_pair_arguments(
     parser: argparse.ArgumentParser, *, draft_option: bool = True, head_option: bool = True
@@ -96,14 +98,16 @@ def prepare_device(args: argparse.Namespace) -> None:
         args: Parsed arguments of `add_pair_arguments`.
 
     Raises:
-        UsageError: If `--device` names no device of this machine.
+        UsageError: If `--device` names no device of this machine, or `--threads` is beyond any.
     """
     import torch
 
+    if args.threads > MAX_THREADS:
+        raise UsageError(f"--threads must be in [0, {MAX_THREADS}], got {args.threads}")
     if args.threads:
         torch.set_num_threads(args.threads)
     try:
-        torch.empty(0, device=args.device)
+        torch.zeros(1, device=args.device).item()  # the device "meta" holds no numbers
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
             f"--device must be a torch device of this machine, such as cpu or cuda, got "

@@ -8,7 +8,7 @@ import typing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import positive_int, seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
 
 if typing.TYPE_CHECKING:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests that decode together, simulated in a closed loop (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=non_negative_int, default=0, help="of request order and bootstrap"
+        "--seed", type=seed_number, default=0, help="of request order and bootstrap (default: 0)"
     )
     parser.add_argument(
         "--benchmark", action="store_true", help="also time the replay itself, on one core"
@@ -172,13 +172,17 @@ def _describe(rows: list[ReplayRow], *, benchmark: bool) -> str:
 
 
 def _load_policy(name: str, trace: DenseTrace) -> PolicySpec | PolicyFile:
-    from sgl_eagle_harness.errors import PolicyConfigError
+    from sgl_eagle_harness.errors import PolicyConfigError, TreeLimitsError
     from sgl_eagle_harness.policies.policy_file import load_policy_file
     from sgl_eagle_tuner.policy_names import NAME_FORMS, named_policy
 
-    spec = named_policy(name)
-    if spec is not None:
-        return spec
+    try:
+        spec = named_policy(name)
+        if spec is not None:
+            spec.build(None)
+            return spec
+    except (PolicyConfigError, TreeLimitsError) as error:
+        raise PolicyConfigError(f"--policy {name}: {error}") from error
     path = Path(name)
     if not path.exists():
         raise PolicyConfigError(f"--policy must be a file, {NAME_FORMS}; got {name!r}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from sgl_eagle.cli.frame.output import write_result
-from sgl_eagle.cli.frame.paths import require_writable
+from sgl_eagle.cli.frame.paths import require_not_read, require_writable
 
 HELP = "render a run's numbers (report.json) as one self-contained HTML page"
 
@@ -43,8 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle_tuner.report.render import render_report
 
     out: Path = args.out or args.run_dir / "report.html"
+    numbers: Path = args.run_dir / REPORT_FILE
     require_writable(out, "--out" if args.out else "RUN_DIR")
-    html = render_report(load_report(args.run_dir / REPORT_FILE))
+    require_not_read(out, "--out", "RUN_DIR", [numbers])
+    html = render_report(load_report(numbers))
     write_text(out, html)
     result = {"report": str(out), "num_bytes": len(html.encode("utf-8"))}
     write_result(result, text=f"wrote {out}", output_format=args.format)

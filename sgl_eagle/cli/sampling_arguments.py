@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import naming_flags, non_negative_int
+from sgl_eagle.cli.frame.arguments import naming_flags, non_negative_int, seed_number
 
 if TYPE_CHECKING:
     from sgl_eagle.reference.sampling_config import Sampling
@@ -42,7 +42,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens kept; 0 keeps all (default: %(default)s)",
     )
     group.add_argument(
-        "--seed", type=non_negative_int, default=Sampling.seed, help="default: %(default)s"
+        "--seed", type=seed_number, default=Sampling.seed, help="default: %(default)s"
     )
 
 

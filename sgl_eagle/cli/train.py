@@ -6,12 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import (
-    UsageError,
-    naming_flags,
-    non_negative_int,
-    positive_int,
-)
+from sgl_eagle.cli.frame.arguments import UsageError, naming_flags, positive_int, seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_writable_folder
 from sgl_eagle.cli.pair_arguments import SMOLLM2
@@ -103,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=training.eval_every,
         help="optimizer steps between evaluations and resumable states (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=non_negative_int, default=0, help="default: %(default)s")
+    parser.add_argument("--seed", type=seed_number, default=0, help="default: %(default)s")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the state in OUT, same options"
     )
@@ -203,7 +198,7 @@ def _device(name: str | None) -> str:
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()  # the device "meta" holds no numbers
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"--device must be a device of this machine, got {name!r}") from error
     return name

@@ -6,9 +6,9 @@ import argparse
 import typing
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import naming_flags, non_negative_int, positive_int
+from sgl_eagle.cli.frame.arguments import naming_flags, positive_int, seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
-from sgl_eagle.cli.frame.paths import require_writable
+from sgl_eagle.cli.frame.paths import require_not_read, require_writable
 from sgl_eagle.cli.frame.progress import progress
 
 if typing.TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=non_negative_int,
+        type=seed_number,
         default=StudyConfig.seed,
         help="of split, sampler, bootstrap (default: %(default)s)",
     )
@@ -101,9 +101,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle_tuner.tune import tune
     from sgl_eagle_tuner.tune_result import save_tune_result
 
-    require_writable(args.out, "--out")
-    if args.result is not None:
-        require_writable(args.result, "--result")
+    _check_outputs(args)
     with naming_flags(uncovered_limit="--uncovered-limit"):
         config = StudyConfig(
             num_trials=args.trials,
@@ -129,6 +127,17 @@ def run(args: argparse.Namespace) -> int:
         output_format=args.format,
     )
     return 0
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    inputs = {"--cost": [args.cost], "TRACES": args.traces, "--held-out": args.held_out or []}
+    for flag, out in (("--out", args.out), ("--result", args.result)):
+        if out is not None:
+            require_writable(out, flag)
+            for source, paths in inputs.items():
+                require_not_read(out, flag, source, paths)
+    if args.result is not None:
+        require_not_read(args.result, "--result", "--out", [args.out])
 
 
 def _read_inputs(args: argparse.Namespace) -> TuneInputs:

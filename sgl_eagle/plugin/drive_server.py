@@ -125,7 +125,10 @@ def _complete(prompt: Prompt, model: str, config: DriveConfig) -> int:
 def _request(url: str, data: bytes | None, what: str) -> Any:
     if not url.startswith(("http://", "https://")):
         raise ServerError(f"--engine must be the URL of a server, http://HOST:PORT, got {url!r}")
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    except ValueError as error:
+        raise ServerError(f"--engine must be the URL of a server, got {url!r}: {error}") from None
     try:
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
             return json.load(response)

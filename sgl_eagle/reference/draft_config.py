@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sgl_eagle_harness.errors import CheckpointError
+from sgl_eagle_harness.records import describe_validation_error
 
 DraftKind = Literal["eagle1", "eagle3"]
 
@@ -153,17 +154,21 @@ class _EagleFields(BaseModel):
     norm_output: bool | None = None
 
 
+_Size = Annotated[int, Field(gt=0, le=2**24)]
+"""Memory is taken before the tensors are read, so an absurd size is refused here."""
+
+
 class _ConfigFile(BaseModel):
     """The keys that are read; a Hugging Face configuration has many more, which change nothing."""
 
     model_config = ConfigDict(extra="ignore")
 
     architectures: list[str] = Field(min_length=1)
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int | None = Field(default=None, gt=0)
-    head_dim: int | None = Field(default=None, gt=0)
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
     num_hidden_layers: int = 1
     hidden_act: str = "silu"
     rms_norm_eps: float = Field(default=1e-6, gt=0)
@@ -171,9 +176,9 @@ class _ConfigFile(BaseModel):
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     max_position_embeddings: int = Field(default=2048, gt=0)
-    vocab_size: int = Field(gt=0)
-    draft_vocab_size: int | None = Field(default=None, gt=0)
-    target_hidden_size: int | None = Field(default=None, gt=0)
+    vocab_size: _Size
+    draft_vocab_size: _Size | None = None
+    target_hidden_size: _Size | None = None
     tie_word_embeddings: bool = False
     bias: bool | None = None
     attention_bias: bool = False
@@ -202,7 +207,7 @@ def load_draft_config(path: Path) -> DraftConfig:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     return parse_draft_config(raw, source=str(file))
 
@@ -227,11 +232,7 @@ def parse_draft_config(raw: Mapping[str, Any], *, source: str) -> DraftConfig:
         )
         return _resolve(parsed, top)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
-            for fault in error.errors()
-        )
-        raise CheckpointError(f"{source}: {faults}") from error
+        raise CheckpointError(f"{source}: {describe_validation_error(error)}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
 

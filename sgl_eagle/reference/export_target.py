@@ -22,6 +22,7 @@ def export_target(loaded: LoadedTarget, folder: Path) -> None:
     Raises:
         OutputError: If the folder holds anything or cannot be written.
     """
+    folder = folder.resolve()  # a link to an empty folder stays a link
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

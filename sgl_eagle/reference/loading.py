@@ -71,7 +71,11 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
     try:
         with _errors_alone():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, local_files_only=True, output_loading_info=True
+                path,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `_require_whole` names them; transformers does not
             )
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers raises a dozen kinds for a bad folder
@@ -99,8 +103,15 @@ def _errors_alone() -> Iterator[None]:
         transformers_logging.set_verbosity(previous)
 
 
-def _require_whole(path: Path, loading: Mapping[str, Iterable[str]]) -> None:
+def _require_whole(path: Path, loading: Mapping[str, Iterable[Any]]) -> None:
     # transformers only logs these: it fills in random weights, or leaves layers out.
+    mismatched = sorted(loading["mismatched_keys"])
+    if mismatched:
+        name, stored, expected = mismatched[0]
+        raise CheckpointError(
+            f"{path}: {len(mismatched)} tensors of the target have another shape than its "
+            f"config.json says, e.g. {name}: {list(stored)}, expected {list(expected)}"
+        )
     missing = sorted(loading["missing_keys"])
     unused = sorted(name for name in loading["unexpected_keys"] if ".layers." in name)
     for names, fault in ((missing, "are missing"), (unused, "are not in its configuration")):

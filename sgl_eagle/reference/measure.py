@@ -54,6 +54,11 @@ def encode_prompts(
     encoded = []
     for prompt in prompts:
         tokens = pair.encode(prompt.turns[0])
+        if len(tokens) >= longest:
+            raise PromptError(
+                f"prompt {prompt.id!r} has {len(tokens)} tokens, but this target has only "
+                f"{longest} positions, the answer included"
+            )
         if len(tokens) + max_new_tokens > longest:
             raise PromptError(
                 f"prompt {prompt.id!r} has {len(tokens)} tokens, so that on this target of "

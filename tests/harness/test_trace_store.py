@@ -359,6 +359,27 @@ def test_missing_column_and_wrong_type_are_refused(shard):
         read_dense_trace(shard)
 
 
+def test_flipped_bits_never_change_what_is_read(shard):
+    content = shard.read_bytes()
+    whole = read_dense_trace(shard)
+    refusals = []
+    positions = range(4, content.index(HEADER_KEY), 97)
+    for position in positions:
+        damaged = bytearray(content)
+        damaged[position] ^= 1
+        shard.write_bytes(damaged)
+        try:
+            trace = read_dense_trace(shard)
+        except TraceError as error:
+            refusals.append(str(error))
+        else:  # in a page's statistics, which no reader of ours looks at
+            assert trace.prompt_ids == whole.prompt_ids
+            for name in ("tokens", "parents", "step_log_probs", "next_token", "context_len"):
+                np.testing.assert_array_equal(getattr(trace, name), getattr(whole, name))
+    assert len(refusals) > len(positions) // 2
+    assert all(text.startswith(str(shard)) and "\n" not in text for text in refusals)
+
+
 @pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
 def test_truncated_file_is_refused(shard, keep):
     data = shard.read_bytes()

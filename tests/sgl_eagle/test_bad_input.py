@@ -114,8 +114,15 @@ COST_COMMANDS = {
         (truncate, "{path} is not JSON"),
         (lambda path: tiny_models.edit_json(path, decide_us="x"), "{path}: decide_us: Input sho"),
         (lambda path: tiny_models.edit_json(path, schema_version=9), "{path}: schema_version must"),
+        (lambda path: tiny_models.edit_json(path, batch_size=[10**30]), "{path}: batch_size.0: In"),
+        (lambda path: path.write_text("[" * 10**5), "{path} is not JSON: maximum recursion depth"),
+        (
+            lambda path: path.write_text('{"schema_version": 1, "default": {}, "workloads": {}}'),
+            "{path} is a file of another kind: it lacks batch_size, context_len, created, "
+            "decide_us and 6 more and has default, workloads",
+        ),
     ],
-    ids=["missing", "truncated", "field", "version"],
+    ids=["missing", "truncated", "field", "version", "absurd", "nested", "policy"],
 )
 def test_cost_tables_that_cannot_be_read(
     work, prompt_file, pair, tmp_path, refused, command, fault, message
@@ -161,7 +168,8 @@ def test_policies_that_cannot_be_read(work, tmp_path, refused, fault, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eagle2-99-4-8", "num_steps must be in [1, 32], got num_steps=99"),
+        ("chain-99999999999999999999", "num_steps must be in [1, 32], got num_steps=9999"),
+        ("eagle2-99-4-8", "--policy eagle2-99-4-8: num_steps must be in [1, 32], got num_steps=99"),
         ("eagle2-5-4-70", "num_draft_tokens must be in [2, 69] for num_steps=5, topk=4"),
         ("eagle2-5-50-8", "topk must be in [1, 32], got topk=50"),
     ],
@@ -183,6 +191,11 @@ def test_impossible_trees_name_the_largest_legal_value(work, refused, name, mess
             "1 tensors of the target are missing, e.g. model.norm.weight",
         ),
         (
+            lambda path: tiny_models.edit_json(path / "config.json", vocab_size=10),
+            "2 tensors of the target have another shape than its config.json says, e.g. "
+            "lm_head.weight: [96, 64], expected [10, 64]",
+        ),
+        (
             lambda path: tiny_models.edit_json(path / "config.json", num_hidden_layers=7),
             "tensors of the target are not in its configuration, e.g. model.layers.7.",
         ),
@@ -200,7 +213,7 @@ def test_impossible_trees_name_the_largest_legal_value(work, refused, name, mess
         ),
     ],
     ids=[
-        *("missing", "weights", "config", "tokenizer", "tensor", "layers"),
+        *("missing", "weights", "config", "tokenizer", "tensor", "shape", "layers"),
         *("no-template", "template", "architecture"),
     ],
 )
@@ -252,6 +265,8 @@ def test_drafts_that_cannot_be_used_by_any_command(
             config_with(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
             "config.json: head_dim 16 and rope_parameters ",
         ),
+        (config_with(intermediate_size=10**9), "config.json: intermediate_size: Input should be"),
+        (lambda path: (path / "config.json").write_text("[" * 10**5), "config.json: not valid JS"),
         (config_with(head_dim=15), "config.json: head_dim 15 and rope_parameters "),
         (
             config_with(num_attention_heads=5),
@@ -262,9 +277,12 @@ def test_drafts_that_cannot_be_used_by_any_command(
             lambda path: tiny_models.edit_tensors(path, d2t=torch.full((96,), 5)),
             "tensor d2t must map draft ids to distinct target ids in [0, 96), found [5, 100]",
         ),
-        (lambda path: (path / "config.json").write_text("[]"), "config.json: the file: Input sho"),
+        (
+            lambda path: (path / "config.json").write_text("[]"),
+            "config.json: the record: Input sho",
+        ),
     ],
-    ids=["hidden", "layers", "rope", "head", "heads", "d2t", "list"],
+    ids=["hidden", "layers", "rope", "absurd", "nested", "head", "heads", "d2t", "list"],
 )
 def test_drafts_of_another_target(
     target_folder, random_draft, prompt_file, tmp_path, refused, fault, message
@@ -282,9 +300,11 @@ def test_drafts_of_another_target(
         (["--num-steps", "99"], "--num-steps must be in [1, 32], got --num-steps=99"),
         (["--beams", "4,2"], "--beams must be distinct, ascending and in [1, 32], got "),
         (["--beams", "1,99"], "--beams must be distinct, ascending and in [1, 32], got "),
-        (["--beams", "a"], "--beams must be numbers with commas, like 1,2,4,8, got 'a'"),
+        (["--beams", "a"], "error: --beams must be numbers with commas, like 1,2,4,8, got 'a'"),
         (["--temperature", "nan"], "--temperature must be in [0, 10], got nan"),
         (["--top-p", "2"], "--top-p must be in (0, 1], got 2.0"),
+        (["--device", "meta"], "--device must be a torch device of this machine, such as cpu or"),
+        (["--threads", "9" * 12], "--threads must be in [0, 1024], got 999999999999"),
         (["--device", "nowhere"], "--device must be a torch device of this machine, such as cpu"),
         (["--max-new-tokens", "5000"], "--max-new-tokens must be at most 1017, got 5000"),
         (["--split", "neither"], "--split: invalid choice: 'neither'"),
@@ -307,8 +327,12 @@ def test_recordings_that_are_impossible(pair, prompt_file, tmp_path, refused, op
             "prompt 'a' has 1013 tokens, so that on this target of 1024 positions "
             "--max-new-tokens must be at most 11, got 128",
         ),
+        (
+            json.dumps(ONE_PROMPT | {"turns": ["w1 " * 2000]}),
+            "prompt 'a' has 2003 tokens, but this target has only 1024 positions",
+        ),
     ],
-    ids=["empty", "json", "split", "long"],
+    ids=["empty", "json", "split", "long", "too-long"],
 )
 def test_prompts_that_cannot_be_used(pair, tmp_path, refused, text, message):
     path = tmp_path / "p.jsonl"
@@ -364,6 +388,48 @@ def test_outputs_that_cannot_be_written(
     options = [part for word in WRITERS[command] for part in known.get(word, [word])]
     message = refused(command, *options, "--out", tmp_path / name)
     assert f"--out {tmp_path / name} cannot be written: " in message
+
+
+def test_inputs_are_never_replaced(work, tmp_path, refused):
+    cost, shard = work / "cost.json", next((work / "traces").glob("*.parquet"))
+    tune = ["tune", work / "traces", "--cost", cost]
+    policy = tmp_path / "policy.json"
+    for options, source in (
+        (["--out", cost], "--cost"),
+        (["--out", policy, "--result", shard], "TRACES"),
+        (["--out", policy, "--result", policy], "--out"),
+    ):
+        message = refused(*tune, *options)
+        assert message.endswith(f"{options[-2]} {options[-1]} would replace what {source} names")
+    assert "would replace what TRACES names" in refused("calibrate", shard, "--out", shard)
+    (work / "report.json").write_text("{}")
+    assert "would replace what RUN_DIR" in refused("report", work, "--out", work / "report.json")
+    (work / "report.json").unlink()
+
+
+def test_more_requests_than_the_traces_hold_cost_no_memory(work, refused):
+    costs = ["--cost", work / "cost.json", "--policy", "plain", "--batch-size", "9" * 30]
+    assert "batch_size must be in the measured range [1, 1]" in refused(
+        "replay", work / "traces", *costs
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["factorize", "--smoothing", "nan"], "--smoothing must be finite and above 0, got nan"),
+        (["factorize", "--activate", ""], "--activate: '': expected local:TILE:PER_TILE"),
+        (["evaluate", "--topk", "200"], "--topk must be in [1, 32], got 200"),
+        (["train", "--text", "none", "--lr", "nan"], "--lr must be in (0, 1), got nan"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_head_factors_that_are_impossible(
+    target_folder, good_draft, tmp_path, refused, options, message
+):
+    draft = shutil.copytree(good_draft, tmp_path / "draft")
+    models = ["--target", target_folder, "--draft", draft, "--quiet"]
+    assert message in refused("head", *options, *models)
 
 
 def test_recording_never_overwrites_another(work, prompt_file, pair, refused):

@@ -67,6 +67,20 @@ def test_a_folder_in_use_is_left_alone(target_folder, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
+def test_a_link_to_an_empty_folder_is_filled_and_the_current_one_is_not(
+    target_folder, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    export = ["export", "--target", str(target_folder), "--out"]
+    assert main([*export, str(tmp_path / "link")]) == 0
+    assert (tmp_path / "real" / "config.json").is_file()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main([*export, "."]) == 2
+    assert "--out . is the current folder" in capsys.readouterr().err
+
+
 def test_a_file_that_is_no_model_is_named(tmp_path, capsys):
     bad = tmp_path / "model.gguf"
     bad.write_bytes(b"GGUF, but nothing after it")

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,10 +18,15 @@ from sgl_eagle.cli.frame.arguments import (
     naming_flags,
     non_negative_int,
     positive_int,
+    seed_number,
 )
 from sgl_eagle.cli.frame.commands import COMMANDS, load_command, read_help
 from sgl_eagle.cli.frame.output import render_table, write_result
-from sgl_eagle.cli.frame.paths import require_writable, require_writable_folder
+from sgl_eagle.cli.frame.paths import (
+    require_not_read,
+    require_writable,
+    require_writable_folder,
+)
 from sgl_eagle.cli.frame.progress import progress
 from sgl_eagle_harness.errors import OutputError, TraceError
 
@@ -95,6 +101,44 @@ def test_interrupt_is_one_line_and_130(probe, capsys):
     probe.run = raising(KeyboardInterrupt())
     assert frame.main(["probe", "--cost", "c"]) == 130
     assert capsys.readouterr().err == "sgl-eagle probe: interrupted\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_termination_ends_like_an_interrupt(probe, capsys, monkeypatch, name):
+    number = getattr(signal, name)
+    cleaned = []
+
+    def run(_):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        finally:
+            cleaned.append(True)
+
+    probe.run = run
+    monkeypatch.setattr(sys, "argv", ["sgl-eagle", "probe", "--cost", "c"])
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert frame.main() == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert cleaned == [True]
+    assert capsys.readouterr().err == f"sgl-eagle probe: terminated by {name}\n"
+
+
+def test_ignored_signals_stay_ignored(probe, monkeypatch):
+    def run(_):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    probe.run = run
+    monkeypatch.setattr(sys, "argv", ["sgl-eagle", "probe", "--cost", "c"])
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert frame.main() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_missing_torch_names_the_extra(probe, capsys):
@@ -329,6 +373,34 @@ def test_unwritable_paths_are_refused(tmp_path):
         require_writable_folder(tmp_path / "file", "--out")
 
 
+def test_devices_and_pipes_are_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match=r"--out must name a file, but .*pipe is a device or a p"):
+        require_writable(tmp_path / "pipe", "--out")
+
+
+def test_paths_that_exist_only_in_part_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing" / "here")
+    with pytest.raises(OutputError, match=r"--out .*link cannot be written: .* is not a folder"):
+        require_writable_folder(tmp_path / "link", "--out")
+    with pytest.raises(OutputError, match=r"--out .*xx cannot be written: .*name too long"):
+        require_writable(tmp_path / ("x" * 300), "--out")
+
+
+def test_outputs_that_are_inputs_are_refused(tmp_path):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    shard = traces / "chat.parquet"
+    shard.write_text("")
+    (tmp_path / "link").symlink_to(shard)
+    require_not_read(traces / "new.json", "--out", "TRACES", [traces, tmp_path / "missing"])
+    for out in (shard, tmp_path / "link"):
+        with pytest.raises(OutputError, match=r"--out .* would replace what TRACES names"):
+            require_not_read(out, "--out", "TRACES", [traces])
+    with pytest.raises(OutputError, match="would replace what --out names"):
+        require_not_read(tmp_path / "a", "--result", "--out", [tmp_path / "a"])
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
 def test_folder_that_refuses_files_is_refused():
     with pytest.raises(OutputError, match=r"--out /proc/x\.json cannot be written: /proc: "):
@@ -339,6 +411,9 @@ def test_integer_arguments():
     assert (positive_int("3"), non_negative_int("0")) == (3, 0)
     with pytest.raises(argparse.ArgumentTypeError, match="whole number of at least 1, got '0'"):
         positive_int("0")
+    assert seed_number("4294967295") == 2**32 - 1
+    with pytest.raises(argparse.ArgumentTypeError, match=r"in \[0, 4294967295\], got '4294967296'"):
+        seed_number("4294967296")
     with pytest.raises(argparse.ArgumentTypeError, match=r"whole number of at least 0, got '1\.5'"):
         non_negative_int("1.5")
 
@@ -347,14 +422,21 @@ def test_integer_arguments():
     ("message", "named"),
     [
         ("num_trials must be at least 1, got 0", "--trials must be at least 1, got 0"),
-        ("seed and num_trials must be set", "seed and --trials must be set"),
+        ("seed and num_trials must be set", "--seed and --trials must be set"),
         ("rows must be fewer for num_trials=3", "rows must be fewer for --trials=3"),
+        ("seed must go with num_trials=3", "--seed must go with --trials=3"),
     ],
     ids=str,
 )
 def test_refused_fields_are_named_as_flags(message, named):
-    with pytest.raises(UsageError, match=f"^{named}$"), naming_flags(num_trials="--trials"):
+    flags = {"num_trials": "--trials", "seed": "--seed"}
+    with pytest.raises(UsageError, match=f"^{named}$"), naming_flags(**flags):
         raise TraceError(message)
+
+
+def test_messages_that_name_the_flag_keep_it():
+    with pytest.raises(UsageError, match=r"^--seed must be small$"), naming_flags(seed="--seed"):
+        raise UsageError("--seed must be small")
 
 
 def test_errors_about_other_things_stay_as_they_are():

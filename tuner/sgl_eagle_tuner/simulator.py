@@ -162,10 +162,11 @@ class _Loop:
         self._queue = order[has_steps[order]]
         self._trace, self._config = trace, config
         self._starts, self._ends = starts, trace.prompt_starts[1:]
-        self._row = np.zeros(config.max_running, np.int64)
-        self._end = np.zeros(config.max_running, np.int64)
-        self._pending = np.ones(config.max_running, np.int64)
-        self._request = np.full(config.max_running, -1)
+        num_slots = min(config.max_running, len(self._queue))
+        self._row = np.zeros(num_slots, np.int64)
+        self._end = np.zeros(num_slots, np.int64)
+        self._pending = np.ones(num_slots, np.int64)
+        self._request = np.full(num_slots, -1)
         self._num_admitted = 0
         self.admitted_at = np.zeros(len(self._queue), np.int64)
         self.finished_at = np.zeros(len(self._queue), np.int64)

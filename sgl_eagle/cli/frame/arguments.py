@@ -27,7 +27,8 @@ def naming_flags(**flags: str) -> Iterator[None]:
         SglEagleError: Any other, as it was.
     """
     fields = "|".join(flags)
-    named = re.compile(rf"\b({fields})\b(?==| must| and)")
+    # Not after a dash: a message that has the flag already keeps it.
+    named = re.compile(rf"(?<![\w-])({fields})\b(?==| must| and)")
     try:
         yield
     except SglEagleError as error:
@@ -128,12 +129,28 @@ def non_negative_int(text: str) -> int:
     return _int_from(text, 0)
 
 
-def _int_from(text: str, lowest: int) -> int:
-    message = f"must be a whole number of at least {lowest}, got {text!r}"
+def seed_number(text: str) -> int:
+    """Argument type: a seed that every random generator in use takes.
+
+    Args:
+        text: As typed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ArgumentTypeError: If it is not an integer in [0, 2^32); argparse adds the option's name.
+    """
+    return _int_from(text, 0, 2**32 - 1)
+
+
+def _int_from(text: str, lowest: int, highest: int | None = None) -> int:
+    allowed = f"of at least {lowest}" if highest is None else f"in [{lowest}, {highest}]"
+    message = f"must be a whole number {allowed}, got {text!r}"
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(message) from None
-    if number < lowest:
+    if number < lowest or (highest is not None and number > highest):
         raise argparse.ArgumentTypeError(message)
     return number

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 
 from sgl_eagle.cli.frame.arguments import (
     UsageError,
@@ -20,7 +23,24 @@ from sgl_eagle_harness.errors import SglEagleError
 
 FAILED = 1
 WRONG_USAGE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+SIGNALLED = 128  # plus the signal's number, as shells report it
+
+
+TERMINATING = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has no SIGHUP
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP, which end a command as Ctrl-C does: what was finished is kept.
+
+    Attributes:
+        number: The signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,11 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None takes them from the process.
 
     Returns:
-        Exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+        Exit code: 0 done, 1 failed, 2 wrong usage; 130, 143 or 129 if Ctrl-C, SIGTERM or SIGHUP
+        ended it.
 
     Raises:
         ModuleNotFoundError: If a module is missing that no extra brings, which is a defect.
     """
+    owns_process = argv is None  # else a signal is the caller's to answer
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
         return _without_command(argv)
@@ -44,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         _top_parser().error(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}")
     try:
-        return _run_command(name, argv[1:])
+        with _termination_as_interrupt() if owns_process else nullcontext():
+            return _run_command(name, argv[1:])
     except SglEagleError as error:
         return _report_failure(name, error, debug="--debug" in argv)
     except ModuleNotFoundError as error:
@@ -54,9 +77,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_failure(name, advice, debug="--debug" in argv)
     except BrokenPipeError:
         return FAILED  # `| head` has seen enough: nothing to report, and nobody to report it to
+    except Terminated as stop:
+        print(f"sgl-eagle {name}: terminated by {stop}", file=sys.stderr)
+        return SIGNALLED + stop.number
     except KeyboardInterrupt:
         print(f"sgl-eagle {name}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return SIGNALLED + signal.SIGINT
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    # Left as they are: signals that somebody handles or ignores already, as nohup does.
+    numbers = [number for number in TERMINATING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    raise Terminated(number)
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
