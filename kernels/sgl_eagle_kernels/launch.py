@@ -28,6 +28,19 @@ def overlaps_launches(device: torch.device) -> bool:
 
 
 @cache
+def copies_tensors(device: torch.device) -> bool:
+    """Whether an engine copies blocks of tensors to programs.
+
+    Args:
+        device: Of the tensors.
+
+    Returns:
+        True on GPUs that also overlap launches, and in Triton's interpreter.
+    """
+    return device.type != "cuda" or overlaps_launches(device)
+
+
+@cache
 def count_multiprocessors(device: torch.device) -> int:
     """Multiprocessors to spread programs over.
 

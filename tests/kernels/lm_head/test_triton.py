@@ -12,6 +12,8 @@ with pytest.MonkeyPatch.context() as environment:
     from sgl_eagle_kernels.lm_head._triton import full as full_kernels
     from sgl_eagle_kernels.lm_head._triton import local as local_kernels
     from sgl_eagle_kernels.lm_head._triton import select as select_kernels
+    from sgl_eagle_kernels.lm_head._triton import stage2 as stage2_kernels
+    from sgl_eagle_kernels.lm_head._triton import stream as stream_kernels
 if DEVICE == "cpu" and not hasattr(local_kernels.tl.max, "rewrite"):
     pytest.skip("Triton was imported before, without its interpreter", allow_module_level=True)
 
@@ -47,6 +49,8 @@ def _interpreter(monkeypatch):
 def _parts_are_small(monkeypatch):
     # A tile of 40 tokens then has three parts, of which the last is not full.
     monkeypatch.setattr(local_kernels, "PART", 16)
+    monkeypatch.setattr(stream_kernels, "BLOCK_TOKENS", 32)
+    monkeypatch.setattr(stream_kernels, "MOST_RANK_BLOCK", 64)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,7 @@ def whole_numbers(num_rows, hidden=37, seed=1):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shortlist", SHORTLISTS, ids=str)
-@pytest.mark.parametrize(("num_rows", "rank"), [(1, 11), (3, 1), (17, 300)])
+@pytest.mark.parametrize(("num_rows", "rank"), [(1, 11), (3, 1), (5, 40), (17, 300)])
 def test_whole_numbers_agree_exactly(head_maker, shortlist, num_rows, rank, dtype):
     # Sums of small whole numbers are exact in any order; ties abound.
     head = head_maker(shortlist, exact=True, rank=rank, dtype=dtype, device=DEVICE)
@@ -219,3 +223,83 @@ def test_padding_rows_of_the_full_head_are_never_read(head_maker):
     x = whole_numbers(3).to(DEVICE)
     found, expected = (kernels.two_stage_topk(x, h, 4) for h in (again, head))
     assert torch.equal(found.log_probs, expected.log_probs)
+
+
+STREAMED = [
+    LocalTop(tile_size=40, per_tile=1, shuffle_seed=None),
+    LocalTop(tile_size=64, per_tile=1, shuffle_seed=1),
+    LocalTop(tile_size=100, per_tile=1, shuffle_seed=2),
+    LocalTop(tile_size=300, per_tile=1, shuffle_seed=None),
+]
+
+
+@pytest.mark.parametrize("shortlist", STREAMED, ids=str)
+@pytest.mark.parametrize(("num_rows", "rank"), [(1, 8), (2, 24), (3, 104), (8, 16)])
+def test_streamed_tiles_agree_exactly(head_maker, shortlist, num_rows, rank):
+    head = head_maker(shortlist, exact=True, rank=rank, dtype=torch.float16, device=DEVICE)
+    x = whole_numbers(num_rows).to(DEVICE, torch.float16)
+    low = torch.nn.functional.linear(x, head.down)
+    assert stream_kernels.can_stream(low, head)
+    exact = build_like(head, torch.float32)
+    wanted = reference.choose_candidates(x.float(), exact)
+    ids, mass, logits = stream_kernels.stream_tiles(low, head, x)
+    assert torch.equal(ids, wanted.ids)
+    torch.testing.assert_close(mass.logsumexp(-1), wanted.dropped_log_mass, rtol=1e-5, atol=1e-4)
+    if num_rows == 1:
+        assert torch.equal(logits, stage2_kernels.gather_dot(x, head.weight, ids))
+    expected = reference.two_stage_topk(x.float(), exact, 1)
+    found = kernels.two_stage_topk(x, head, 1)
+    assert torch.equal(found.ids, expected.ids)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [-3.0, 0.0, 3.0])
+def test_streamed_ties_give_the_lowest_ids(value):
+    weight = torch.full((203, 8), value, device=DEVICE, dtype=torch.float16)
+    down = torch.eye(8, device=DEVICE, dtype=torch.float16)
+    head = build_two_stage_head(weight, weight, down, LocalTop(tile_size=40, per_tile=1))
+    x = torch.ones(2, 8, device=DEVICE, dtype=torch.float16)
+    assert stream_kernels.can_stream(x, head)
+    found, expected = (f(x, head, 4) for f in (kernels.two_stage_topk, reference.two_stage_topk))
+    assert torch.equal(found.ids, expected.ids)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["input", "up", "weight"])
+def test_streamed_rows_that_are_not_finite_are_flagged(head_maker, where, bad):
+    head = head_maker(STREAMED[2], exact=True, rank=16, dtype=torch.float16, device=DEVICE)
+    x = whole_numbers(3).to(DEVICE, torch.float16)
+    clean = kernels.two_stage_topk(x, head, 2)
+    if where == "input":
+        x[1, 5] = bad
+    elif where == "up":
+        head.up[7] = bad
+    else:
+        head.weight[:] = bad
+    found = kernels.two_stage_topk(x, head, 2)
+    if where == "input":
+        assert found.is_finite.tolist() == [True, False, True]
+        assert all(torch.equal(found.log_probs[row], clean.log_probs[row]) for row in (0, 2))
+    else:
+        assert not found.is_finite.any()
+    assert found.ids[1].tolist() == [0, 1]
+    assert found.log_probs[1].tolist() == [-torch.inf] * 2
+
+
+@pytest.mark.parametrize(("num_rows", "count"), [(1, 5), (2, 700), (3, 64), (40, 300)])
+def test_places_are_those_of_a_sort(monkeypatch, num_rows, count):
+    monkeypatch.setattr(stage2_kernels, "MOST_COMPARED", 4096)
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.stack([torch.randperm(5000, generator=generator)[:count] for _ in range(num_rows)])
+    logits = torch.randn(num_rows, count, generator=generator).round(decimals=1)
+    ids[:, 3] = -1
+    logits[:, 3] = -torch.inf
+    mass = torch.randn(num_rows, 3, generator=generator)
+    normalizer = torch.cat([logits, mass], 1).logsumexp(-1)
+    keys = reference.rank_keys(logits, ids.clamp(min=0))
+    expected = reference.take_topk(keys, normalizer, 4)
+    found = stage2_kernels.rank_candidates(ids.to(DEVICE), logits.to(DEVICE), mass.to(DEVICE), 4)
+    assert torch.equal(found.ids.cpu(), expected.ids)
+    torch.testing.assert_close(found.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
+    assert found.is_finite.all()

@@ -1,22 +1,19 @@
 """The two-stage head in Triton: what is launched, in order.
 
-The local route launches four kernels, the global one five. On GPUs that can, each is launched while
+The local route launches three kernels for few rows and four for many, the global one five. On GPUs that can, each is launched while
 the one before it still runs.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional
-
 from sgl_eagle_kernels.lm_head._triton.groups import score_groups
 from sgl_eagle_kernels.lm_head._triton.local import find_local
+from sgl_eagle_kernels.lm_head._triton.projection import project
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
 from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot, rank_candidates
+from sgl_eagle_kernels.lm_head._triton.stream import can_stream, stream_tiles
 from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
-
-MOST_PROJECTED_ROWS = 8
-"""Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
 
 
 def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
@@ -30,7 +27,13 @@ def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTop
     Returns:
         The best K tokens of each row.
     """
-    candidates, mass = find_candidates(project(head_input, head), head)
+    x = project(head_input, head)
+    if can_stream(x, head):
+        candidates, mass, logits = stream_tiles(x, head, head_input)
+        if logits is not None:
+            return rank_candidates(candidates, logits, mass, topk)
+    else:
+        candidates, mass = find_candidates(x, head)
     return rank_listed(head_input, head.weight, candidates, mass, topk)
 
 
@@ -50,21 +53,6 @@ def rank_listed(
         The best K candidates of each row.
     """
     return rank_candidates(candidates, gather_dot(head_input, weight, candidates), mass, topk)
-
-
-def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
-    """Low-rank inputs.
-
-    Args:
-        head_input: [N, H] contiguous.
-        head: Weights.
-
-    Returns:
-        [N, R] in the same dtype.
-    """
-    if len(head_input) <= MOST_PROJECTED_ROWS:
-        return gather_dot(head_input, head.down, None)
-    return functional.linear(head_input, head.down)
 
 
 def find_candidates(x: Tensor, head: TwoStageHead) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Stage 2: gathered rows of the full head, then the best K of each row, one program a row."""
+"""Stage 2: gathered rows of the full head, then the best K of each row."""
 
 # Triton types neither its decorator nor what it compiles.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,14 +14,16 @@ from sgl_eagle_kernels.launch import launch_options
 from sgl_eagle_kernels.lm_head._triton.order import (
     add_log_masses,
     await_inputs,
+    id_of,
+    key_of,
     log_mass,
-    order_of,
     score_of,
 )
 from sgl_eagle_kernels.lm_head.head import HeadTopk
 
 BLOCK_ELEMENTS = 4096  # of weights that one program holds: 32 for each thread
 MOST_HIDDEN = 4096
+MOST_COMPARED = 8192  # pairs of candidates that one program compares
 
 
 @triton.jit(do_not_specialize=["num_listed"])
@@ -34,23 +36,18 @@ def gather_dot_kernel(
     stride_x_row,
     stride_weight_row,
     stride_out_row,
-    HAS_IDS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Products of one row's input with some rows of a matrix, listed by id or all in order."""
+    """Products of one row's input with the rows of a matrix that are listed by id."""
     row = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     listed = lane < num_listed
     await_inputs(OVERLAP)
-    if HAS_IDS:
-        ids = tl.load(ids_ptr + row * num_listed + lane, mask=listed, other=-1)
-        real = ids >= 0
-    else:
-        ids = lane
-        real = listed
+    ids = tl.load(ids_ptr + row * num_listed + lane, mask=listed, other=-1)
+    real = ids >= 0
     # 64-bit: a large head has more than 2^31 elements.
     weight_rows = weight_ptr + tl.where(real, ids, 0).to(tl.int64) * stride_weight_row
     total = tl.zeros((BLOCK_C,), tl.float32)
@@ -63,9 +60,8 @@ def gather_dot_kernel(
         )
         x = tl.load(x_ptr + row * stride_x_row + h, mask=h < HIDDEN, other=0.0)
         total += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    if HAS_IDS:
-        total = tl.where(real, total, float("-inf"))
-    tl.store(out_ptr + row * stride_out_row + lane, total.to(out_ptr.dtype.element_ty), mask=listed)
+    total = tl.where(real, total, float("-inf"))
+    tl.store(out_ptr + row * stride_out_row + lane, total, mask=listed)
 
 
 @triton.jit(do_not_specialize=["num_candidates", "num_masses"])
@@ -82,55 +78,67 @@ def rank_candidates_kernel(
     TOPK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    BLOCK_I: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Best K of one row, with log-probabilities over the whole vocabulary."""
-    row = tl.program_id(0).to(tl.int64)
+    """Places of some candidates of one row, with log-probabilities over the whole vocabulary.
+
+    The place of a candidate is the number of those that come before it: all places are found at
+    once, in no more time than one takes, where the best would have to be taken out one by one.
+    """
+    row = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK_C)
-    listed = lane < num_candidates
-    at = row * num_candidates + lane
+    own = tl.program_id(0) * BLOCK_I + tl.arange(0, BLOCK_I)
+    listed, is_own = lane < num_candidates, own < num_candidates
+    at = row * num_candidates
     part = tl.arange(0, BLOCK_T)
     await_inputs(OVERLAP)
+    ids = tl.load(candidates_ptr + at + lane, mask=listed, other=-1)
+    logits = tl.load(logits_ptr + at + lane, mask=listed, other=float("-inf"))
+    own_ids = tl.load(candidates_ptr + at + own, mask=is_own, other=-1)
+    own_logits = tl.load(logits_ptr + at + own, mask=is_own, other=float("-inf"))
     mass = tl.load(mass_ptr + row * num_masses + part, mask=part < num_masses, other=float("-inf"))
-    ids = tl.load(candidates_ptr + at, mask=listed, other=-1)
-    logits = tl.load(logits_ptr + at, mask=listed, other=float("-inf"))
+    own_keys = _place_key(own_logits, own_ids, own)
+    comes_before = _place_key(logits, ids, lane)[None, :] > own_keys[:, None]
+    place = tl.sum(comes_before.to(tl.int32), axis=1)
     normalizer = add_log_masses(log_mass(logits, 0), log_mass(mass, 0))
     finite = (normalizer - normalizer) == 0.0
-    tl.store(normalizer_ptr + row, normalizer)
-    tl.store(finite_ptr + row, finite)
-    # Two reductions of 32 bits are faster than one of 64.
-    order = tl.where(listed, order_of(logits), -0x80000000)
-    ids = tl.maximum(ids, 0).to(tl.int32)
-    for rank in tl.static_range(TOPK):
-        best = tl.max(order, axis=0)
-        best_id = tl.min(tl.where(order == best, ids, 0x7FFFFFFF), axis=0)
-        chosen = (order == best) & (ids == best_id)
-        log_prob = tl.where(finite, score_of(best) - normalizer, float("-inf"))
-        tl.store(log_probs_ptr + row * TOPK + rank, log_prob)
-        tl.store(top_ids_ptr + row * TOPK + rank, tl.where(finite, best_id, rank).to(tl.int64))
-        order = tl.where(chosen, -0x80000000, order)
+    if tl.program_id(0) == 0:
+        tl.store(normalizer_ptr + row, normalizer)
+        tl.store(finite_ptr + row, finite)
+    kept = is_own & (place < TOPK)
+    score = score_of((own_keys >> 32).to(tl.int32))
+    log_prob = tl.where(finite, score - normalizer, float("-inf"))
+    tl.store(log_probs_ptr + row * TOPK + place, log_prob, mask=kept)
+    token = tl.where(finite, id_of(own_keys), place.to(tl.int64))
+    tl.store(top_ids_ptr + row * TOPK + place, token, mask=kept)
 
 
-def gather_dot(x: Tensor, weight: Tensor, ids: Tensor | None) -> Tensor:
-    """Products with listed rows of a matrix, or with all of them.
+@triton.jit
+def _place_key(logits, ids, lane):
+    # Padding comes after all tokens, each in a place of its own.
+    padding = (tl.full(lane.shape, -0x80000000, tl.int64) << 32) | (0xFFFFFFFF - lane.to(tl.int64))
+    return tl.where(ids >= 0, key_of(logits, ids), padding)
+
+
+def gather_dot(x: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """Products with listed rows of a matrix.
 
     Args:
         x: [N, H] contiguous.
         weight: [V, H] contiguous along H, in the dtype of `x`.
-        ids: [N, C] int64 contiguous rows of `weight`, -1 for padding; None stands for all rows.
+        ids: [N, C] int64 contiguous rows of `weight`, -1 for padding.
 
     Returns:
-        [N, C] float32, minus infinity for padding; without `ids` [N, V] in the dtype of `x`.
+        [N, C] float32, minus infinity for padding.
     """
     num_rows, hidden = x.shape
-    count = weight.shape[0] if ids is None else ids.shape[1]
-    dtype = x.dtype if ids is None else torch.float32
-    out = torch.empty(num_rows, count, dtype=dtype, device=x.device)
-    block_h = min(MOST_HIDDEN, triton.next_power_of_2(hidden))
+    count = ids.shape[1]
+    out = torch.empty(num_rows, count, dtype=torch.float32, device=x.device)
+    block_h = choose_hidden_block(hidden)
     block_c = min(16, BLOCK_ELEMENTS // block_h)
     gather_dot_kernel[triton.cdiv(count, block_c), num_rows](
         x, weight, ids, out, count, x.stride(0), weight.stride(0), out.stride(0),
-        HAS_IDS=ids is not None,
         HIDDEN=hidden,
         BLOCK_H=block_h,
         BLOCK_C=block_c,
@@ -138,6 +146,18 @@ def gather_dot(x: Tensor, weight: Tensor, ids: Tensor | None) -> Tensor:
         **launch_options(x.device),
     )  # fmt: skip
     return out
+
+
+def choose_hidden_block(hidden: int) -> int:
+    """Part of a row of a matrix that is loaded at a time.
+
+    Args:
+        hidden: H.
+
+    Returns:
+        A power of two.
+    """
+    return min(MOST_HIDDEN, int(triton.next_power_of_2(hidden)))
 
 
 def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int) -> HeadTopk:
@@ -161,12 +181,14 @@ def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int)
         is_finite=torch.empty(num_rows, dtype=torch.bool, device=device),
     )
     block_c = triton.next_power_of_2(count)
-    rank_candidates_kernel[num_rows,](
+    block_i = min(block_c, max(1, MOST_COMPARED // block_c))
+    rank_candidates_kernel[triton.cdiv(count, block_i), num_rows](
         candidates, logits, mass, *result, count, mass.shape[1],
         TOPK=topk,
         BLOCK_C=block_c,
         BLOCK_T=triton.next_power_of_2(mass.shape[1]),
-        num_warps=4 if block_c <= 1024 else 8,  # noqa: PLR2004 (a row fits in registers)
+        BLOCK_I=block_i,
+        num_warps=4,
         **launch_options(device),
     )  # fmt: skip
     return result
