@@ -11,6 +11,7 @@ with pytest.MonkeyPatch.context() as environment:
     import sgl_eagle_kernels.lm_head._triton as kernels
     from sgl_eagle_kernels.lm_head._triton import full as full_kernels
     from sgl_eagle_kernels.lm_head._triton import local as local_kernels
+    from sgl_eagle_kernels.lm_head._triton import rank as rank_kernels
     from sgl_eagle_kernels.lm_head._triton import select as select_kernels
     from sgl_eagle_kernels.lm_head._triton import stage2 as stage2_kernels
     from sgl_eagle_kernels.lm_head._triton import stream as stream_kernels
@@ -289,7 +290,7 @@ def test_streamed_rows_that_are_not_finite_are_flagged(head_maker, where, bad):
 
 @pytest.mark.parametrize(("num_rows", "count"), [(1, 5), (2, 700), (3, 64), (40, 300)])
 def test_places_are_those_of_a_sort(monkeypatch, num_rows, count):
-    monkeypatch.setattr(stage2_kernels, "MOST_COMPARED", 4096)
+    monkeypatch.setattr(rank_kernels, "MOST_COMPARED", 4096)
     generator = torch.Generator().manual_seed(7)
     ids = torch.stack([torch.randperm(5000, generator=generator)[:count] for _ in range(num_rows)])
     logits = torch.randn(num_rows, count, generator=generator).round(decimals=1)
@@ -299,7 +300,7 @@ def test_places_are_those_of_a_sort(monkeypatch, num_rows, count):
     normalizer = torch.cat([logits, mass], 1).logsumexp(-1)
     keys = reference.rank_keys(logits, ids.clamp(min=0))
     expected = reference.take_topk(keys, normalizer, 4)
-    found = stage2_kernels.rank_candidates(ids.to(DEVICE), logits.to(DEVICE), mass.to(DEVICE), 4)
+    found = rank_kernels.rank_candidates(ids.to(DEVICE), logits.to(DEVICE), mass.to(DEVICE), 4)
     assert torch.equal(found.ids.cpu(), expected.ids)
     torch.testing.assert_close(found.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
     assert found.is_finite.all()

@@ -1,17 +1,19 @@
 """The two-stage head in Triton: what is launched, in order.
 
-The local route launches three kernels for few rows and four for many, the global one five. On GPUs that can, each is launched while
-the one before it still runs.
+The local route launches three kernels for one row and four for more, the global one five. On GPUs
+that can, each is launched while the one before it still runs.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
+
 from sgl_eagle_kernels.lm_head._triton.groups import score_groups
 from sgl_eagle_kernels.lm_head._triton.local import find_local
 from sgl_eagle_kernels.lm_head._triton.projection import project
+from sgl_eagle_kernels.lm_head._triton.rank import rank_candidates
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
-from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot, rank_candidates
+from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot
 from sgl_eagle_kernels.lm_head._triton.stream import can_stream, stream_tiles
 from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from sgl_eagle_kernels.launch import launch_options
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs, log_mass
+from sgl_eagle_kernels.lm_head._triton.rank import rank_candidates
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
-from sgl_eagle_kernels.lm_head._triton.stage2 import rank_candidates
 from sgl_eagle_kernels.lm_head.head import HeadTopk
 
 BLOCK_V = 4096

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_eagle_kernels.launch import launch_options
+from sgl_eagle_kernels.lm_head._triton.lanes import close_tile, see_nothing, see_part
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs, log_mass
 from sgl_eagle_kernels.lm_head._triton.tiles import (
     MIN_DOT,
@@ -23,44 +24,6 @@ from sgl_eagle_kernels.lm_head._triton.tiles import (
     load_inputs,
 )
 from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
-
-
-@triton.jit
-def _see_nothing(BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr):
-    nothing = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
-    return nothing - float("inf"), nothing.to(tl.int32), nothing - float("inf"), nothing
-
-
-@triton.jit
-def _see_part(scores, inside, part, best, best_part, second, rest):
-    # Of each lane: the best score so far, the part it came from, the second best, and the mass of
-    # all but the best relative to the second: relative to the best it might underflow.
-    broken = inside[None, :] & ((scores != scores) | (scores == float("inf")))
-    scores = tl.where(inside[None, :] & (scores == scores), scores, float("-inf"))
-    # Of equals the first stays: parts ascend with token ids.
-    wins = scores > best
-    loser = tl.minimum(scores, best)
-    best = tl.maximum(scores, best)
-    low, high = tl.minimum(loser, second), tl.maximum(loser, second)
-    lower_mass = tl.where(low == float("-inf"), 0.0, tl.exp(low - high))
-    rest = tl.where(loser > second, rest * lower_mass + 1.0, rest + lower_mass)
-    return best, tl.where(wins, part, best_part), high, tl.where(broken, float("nan"), rest)
-
-
-@triton.jit
-def _close_tile(best, places, second, rest):
-    # Of each row: the best score of all lanes, its place, the lowest among equals, and the log mass
-    # of all else.
-    value = tl.max(best, axis=1)
-    place = tl.min(tl.where(best == value[:, None], places, 0x7FFFFFFF), axis=1)
-    other = tl.where(places == place[:, None], float("-inf"), best)
-    shift = tl.max(tl.maximum(other, second), axis=1)
-    shift = tl.where(shift == float("-inf"), 0.0, shift)
-    lane_mass = tl.exp(other - shift[:, None]) + tl.exp(second - shift[:, None]) * rest
-    total = tl.sum(lane_mass, axis=1)
-    # The interpreter warns of the logarithm of zero.
-    mass = shift + tl.log(tl.where(total == 0.0, 1.0, total))
-    return value, place, tl.where(total == 0.0, float("-inf"), mass)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])
@@ -102,7 +65,7 @@ def best_of_tile_kernel(
     # Without steps over the rank it is loaded once.
     whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
     scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
-    best, best_part, second, rest = _see_nothing(BLOCK_N, BLOCK_V)
+    best, best_part, second, rest = see_nothing(BLOCK_N, BLOCK_V)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * (parts * k_steps)):
         tile = walker + step // (parts * k_steps) * num_walkers
         part = step // k_steps % parts
@@ -117,13 +80,13 @@ def best_of_tile_kernel(
         if step % k_steps == k_steps - 1:
             if HAS_SCALE:
                 scores *= tl.load(scale_ptr + tokens, mask=inside, other=0.0)[None, :]
-            best, best_part, second, rest = _see_part(
-                scores, inside, part, best, best_part, second, rest
+            best, best_part, second, rest = see_part(
+                scores, inside[None, :], part, best, best_part, second, rest
             )
             scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
             if part == parts - 1:
                 places = best_part * BLOCK_V + lane[None, :]
-                value, place, mass = _close_tile(best, places, second, rest)
+                value, place, mass = close_tile(best, places, second, rest, 1)
                 tl.store(mass_ptr + rows64 * num_tiles + tile, mass, mask=row_mask)
                 real = value > float("-inf")
                 token = tile * TILE + place
@@ -131,7 +94,7 @@ def best_of_tile_kernel(
                     token = tl.load(ids_ptr + token, mask=row_mask & real, other=0)
                 token = tl.where(real, token, -1).to(tl.int64)
                 tl.store(candidates_ptr + rows64 * num_tiles + tile, token, mask=row_mask)
-                best, best_part, second, rest = _see_nothing(BLOCK_N, BLOCK_V)
+                best, best_part, second, rest = see_nothing(BLOCK_N, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])

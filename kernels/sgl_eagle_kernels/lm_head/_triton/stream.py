@@ -1,8 +1,7 @@
 """Stage 1, local, of few rows: the copy engine streams `up` through the chip.
 
-The best token of every tile, as in `local.py`, and its exact logit. Few threads serve much memory:
-the engine fetches what comes next while a tile is ranked and while the row of the full head that
-it chose is on its way.
+Finds what `local.py` finds. There, threads spend most of their time on addresses and masks of what
+they load; here, one instruction fetches a part, and ranking hides behind the fetches.
 """
 
 # Triton types neither its decorator nor what it compiles.
@@ -24,7 +23,8 @@ from sgl_eagle_kernels.launch import (
     launch_options,
     shared_memory_bytes,
 )
-from sgl_eagle_kernels.lm_head._triton.order import await_inputs, log_mass
+from sgl_eagle_kernels.lm_head._triton.lanes import close_tile, see_nothing, see_part
+from sgl_eagle_kernels.lm_head._triton.order import await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.tiles import load_inputs
 from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
@@ -37,9 +37,28 @@ PROGRAMS = 2  # on a multiprocessor: one streams while the other ranks a tile
 NUM_WARPS = 4
 MOST_GATHERED = 8  # tiles of one program
 GATHERED_ELEMENTS = 16384  # of the full head, that one program has under way
-HINTED_PARTS = 0  # of a program's first tile, before its inputs are known
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
-SHARED_BYTES = PROGRAMS * NUM_STAGES * BLOCK_TOKENS * MOST_RANK_BLOCK * 2 * 3 // 4
+LEAST_SHARED_BYTES = 200_000
+"""Memory on chip without which `local.py` is used: the parts of both programs fill it."""
+
+
+@triton.jit
+def _finish_tile(memory_best, memory_part, memory_second, memory_rest, lane, first_token):
+    # Of each row: its best token by its place in the vocabulary, -1 for none, and the log mass of
+    # the rest.
+    places = memory_part * lane.shape[0] + lane[:, None]
+    value, place, mass = close_tile(memory_best, places, memory_second, memory_rest, 0)
+    return tl.where(value > float("-inf"), first_token + place, -1), mass
+
+
+@triton.jit
+def _store_tokens(places, ids_ptr, at, mask, HAS_IDS: tl.constexpr):
+    # Tokens at places of a vocabulary that may be shuffled; -1 stays.
+    tokens = places.to(tl.int64)
+    if HAS_IDS:
+        tokens = tl.load(ids_ptr + tokens, mask=mask & (places >= 0), other=-1)
+    tl.store(at, tokens, mask=mask)
+    return tokens
 
 
 @triton.jit
@@ -54,7 +73,7 @@ def _exact_logits(
     # Products of one input with some rows of the full head; minus infinity for those of -1.
     real = tokens >= 0
     # 64-bit: a large head has more than 2^31 elements.
-    weights = weight_ptr + tl.where(real, tokens, 0).to(tl.int64)[:, None] * stride_weight_row
+    weights = weight_ptr + tl.where(real, tokens, 0)[:, None] * stride_weight_row
     total = tl.zeros(tokens.shape, tl.float32)
     for start in tl.static_range(0, HIDDEN, BLOCK_H):
         h = start + tl.arange(0, BLOCK_H)
@@ -65,49 +84,10 @@ def _exact_logits(
     return tl.where(real, total, float("-inf"))
 
 
-@triton.jit
-def _see_nothing(BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr):
-    nothing = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-    return nothing - float("inf"), nothing.to(tl.int32), nothing - float("inf"), nothing
-
-
-@triton.jit
-def _see_part(scores, inside, part, best, best_part, second, rest):
-    # Of each lane: the best score so far, the part it came from, the second best, and the mass of
-    # all but the best relative to the second: relative to the best it might underflow.
-    broken = inside & ((scores != scores) | (scores == float("inf")))
-    scores = tl.where(inside & (scores == scores), scores, float("-inf"))
-    # Of equals the first stays: parts ascend with token ids.
-    wins = scores > best
-    loser = tl.minimum(scores, best)
-    best = tl.maximum(scores, best)
-    low, high = tl.minimum(loser, second), tl.maximum(loser, second)
-    lower_mass = tl.where(low == float("-inf"), 0.0, tl.exp(low - high))
-    rest = tl.where(loser > second, rest * lower_mass + 1.0, rest + lower_mass)
-    return best, tl.where(wins, part, best_part), high, tl.where(broken, float("nan"), rest)
-
-
-@triton.jit
-def _close_tile(best, places, second, rest):
-    # Of each row: the best score of all lanes, its place, the lowest among equals, and the log mass
-    # of all else.
-    value = tl.max(best, axis=0)
-    place = tl.min(tl.where(best == value[None, :], places, 0x7FFFFFFF), axis=0)
-    other = tl.where(places == place[None, :], float("-inf"), best)
-    shift = tl.max(tl.maximum(other, second), axis=0)
-    shift = tl.where(shift == float("-inf"), 0.0, shift)
-    lane_mass = tl.exp(other - shift[None, :]) + tl.exp(second - shift[None, :]) * rest
-    total = tl.sum(lane_mass, axis=0)
-    # The interpreter warns of the logarithm of zero.
-    mass = shift + tl.log(tl.where(total == 0.0, 1.0, total))
-    return value, place, tl.where(total == 0.0, float("-inf"), mass)
-
-
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])
 def stream_tiles_kernel(
     up_desc,
     x_ptr,
-    up_ptr,
     ids_ptr,
     head_input_ptr,
     weight_ptr,
@@ -129,7 +109,6 @@ def stream_tiles_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    HINTED: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -138,69 +117,51 @@ def stream_tiles_kernel(
     With GATHERS, which is for one row, also the exact logits of what the program has chosen in its
     tiles, BLOCK_T at most; other programs still stream meanwhile.
     """
-    walker = tl.program_id(0)
-    num_walkers = tl.num_programs(0)
-    rows = tl.arange(0, BLOCK_N)
-    lane = tl.arange(0, BLOCK_V)
+    walker, num_walkers = tl.program_id(0), tl.num_programs(0)
+    rows, lane = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V)
+    whole_k, slot = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_T)
     k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
-    whole_k = tl.arange(0, BLOCK_K)
-    slot = tl.arange(0, BLOCK_T)
-    chosen_of_tile = tl.full((BLOCK_T,), -1, tl.int32)
-    at = walker.to(tl.int64) * TILE * RANK
-    prefetch(up_ptr, at, HINTED, num_tokens.to(tl.int64) * RANK, HINTS, OVERLAP)
+    tile_steps: tl.constexpr = parts * k_steps
+    chosen = tl.full((BLOCK_T,), -1, tl.int32)
     await_inputs(OVERLAP)
     # Without steps over the rank it is loaded once.
     whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
     scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-    best, best_part, second, rest = _see_nothing(BLOCK_V, BLOCK_N)
-    for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * (parts * k_steps)):
-        turn = step // (parts * k_steps)
+    best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
+    for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
+        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
         tile = walker + turn * num_walkers
-        part = step // k_steps % parts
-        k = step % k_steps * BLOCK_K
-        if HAS_IDS:
-            if step % (parts * k_steps) == 0:
-                prefetch(ids_ptr, tile * TILE, TILE, num_tokens, HINTS, OVERLAP)
+        if HAS_IDS and step % tile_steps == 0:
+            prefetch(ids_ptr, tile * TILE, TILE, num_tokens, HINTS, OVERLAP)
         up = up_desc.load([tile * TILE + part * BLOCK_V, k])
+        x = whole_x
         if k_steps > 1:
             x = load_inputs(x_ptr, rows, k + whole_k, num_rows, stride_x_row, RANK)
-        else:
-            x = whole_x
-        scores = tl.dot(up, tl.trans(x), acc=scores, input_precision="ieee")
+        scores = tl.dot(up, tl.trans(x), acc=scores)
         if step % k_steps == k_steps - 1:
             place = part * BLOCK_V + lane
             inside = (place < TILE) & (tile * TILE + place < num_tokens)
-            best, best_part, second, rest = _see_part(
+            best, best_part, second, rest = see_part(
                 scores, inside[:, None], part, best, best_part, second, rest
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-        if step % (parts * k_steps) == parts * k_steps - 1:
-            places = best_part * BLOCK_V + lane[:, None]
-            value, place, mass = _close_tile(best, places, second, rest)
-            best, best_part, second, rest = _see_nothing(BLOCK_V, BLOCK_N)
-            real = value > float("-inf")
-            row_mask = rows < num_rows
-            at_tile = rows.to(tl.int64) * num_tiles + tile
-            tl.store(mass_ptr + at_tile, mass, mask=row_mask)
-            token = tl.where(real, tile * TILE + place, -1)
+        if step % tile_steps == tile_steps - 1:
+            found, mass = _finish_tile(best, best_part, second, rest, lane, tile * TILE)
+            best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
+            at = rows.to(tl.int64) * num_tiles + tile
+            tl.store(mass_ptr + at, mass, mask=rows < num_rows)
             if GATHERS:
-                only = tl.sum(tl.where(rows == 0, token, 0), axis=0)
-                chosen_of_tile = tl.where(slot == turn, only, chosen_of_tile)
+                chosen = tl.where(slot == turn, tl.sum(found * (rows == 0), axis=0), chosen)
             else:
-                if HAS_IDS:
-                    token = tl.load(ids_ptr + token, mask=row_mask & real, other=-1)
-                tl.store(candidates_ptr + at_tile, token.to(tl.int64), mask=row_mask)
+                _store_tokens(found, ids_ptr, candidates_ptr + at, rows < num_rows, HAS_IDS)
     if GATHERS:
-        tokens = chosen_of_tile.to(tl.int64)
-        if HAS_IDS:
-            tokens = tl.load(ids_ptr + tokens, mask=tokens >= 0, other=-1)
-        tile = walker + slot * num_walkers
-        tl.store(candidates_ptr + tile, tokens, mask=tile < num_tiles)
+        at = walker + slot * num_walkers
+        tokens = _store_tokens(chosen, ids_ptr, candidates_ptr + at, at < num_tiles, HAS_IDS)
         logits = _exact_logits(
             head_input_ptr, weight_ptr, tokens, stride_weight_row, HIDDEN, BLOCK_H
         )
-        tl.store(logits_ptr + tile, logits, mask=tile < num_tiles)
+        tl.store(logits_ptr + at, logits, mask=at < num_tiles)
 
 
 class StreamedTiles(NamedTuple):
@@ -233,7 +194,7 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
     up = head.up
     return (
         copies_tensors(x.device)
-        and shared_memory_bytes(x.device) >= SHARED_BYTES
+        and shared_memory_bytes(x.device) >= LEAST_SHARED_BYTES
         and isinstance(shortlist, LocalTop)
         and shortlist.per_tile == 1
         and shortlist.tile_size > BLOCK_TOKENS // 2
@@ -272,7 +233,7 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
     hidden = head.weight.shape[1]
     stream_tiles_kernel[walkers,](
         TensorDescriptor.from_tensor(head.up, [BLOCK_TOKENS, block_k]),
-        x, head.up, head.ids, head_input, head.weight, *found,
+        x, head.ids, head_input, head.weight, *found,
         num_rows, head.num_tokens, num_tiles, x.stride(0), head.weight.stride(0),
         HAS_IDS=head.ids is not None,
         GATHERS=gathers,
@@ -284,7 +245,6 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
         BLOCK_N=BLOCK_ROWS,
         BLOCK_T=block_t,
         BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_t),
-        HINTED=HINTED_PARTS * BLOCK_TOKENS * rank,
         HINTS=32 * NUM_WARPS,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,

@@ -19,7 +19,6 @@ MOST_PART = 16384  # elements of `up` that are loaded at a time: a few such part
 LEAST_RANK_BLOCK, MOST_RANK_BLOCK = 64, 256
 MOST_STAGES = 4  # one is computed on while the others are on their way
 PART = 64  # tokens that are scored together, so that much of `up` is under way at any time
-PROGRAMS_PER_PROCESSOR = 2  # where one waits for a row of the full head, the other reads on
 
 
 class TileBlocks(NamedTuple):
@@ -85,7 +84,7 @@ def choose_blocks(x: Tensor, num_part_tokens: int, num_tiles: int) -> TileBlocks
     num_rows, rank = x.shape
     rows = max(MIN_DOT, min(MOST_ROWS, triton.next_power_of_2(num_rows)))
     tokens = max(MIN_DOT, triton.next_power_of_2(num_part_tokens))
-    per_row_block = PROGRAMS_PER_PROCESSOR * count_multiprocessors(x.device) // triton.cdiv(num_rows, rows)
+    per_row_block = 2 * count_multiprocessors(x.device) // triton.cdiv(num_rows, rows)
     shared_bytes = shared_memory_bytes(x.device)
     column_bytes = (rows + tokens) * x.element_size()  # of inputs and `up` together
     most_rank = min(MOST_RANK_BLOCK, MOST_PART // tokens)
