@@ -2,9 +2,10 @@
 
     python tests/gpu/serving/check_serving.py --target DIR --draft DIR --out DIR
 
-Engines run side by side in processes of their own. First all answer the same prompts: greedily, at
-several concurrencies, and sampled. Then each is timed while the others are idle. What fails is
-reported and the rest goes on. Writes results.json and logs.txt, prints tables last.
+Engines run side by side in processes of their own, on one GPU or spread over several. First each is
+timed while the others of its GPU are idle. Then all answer the same prompts: greedily, at several
+concurrencies, and sampled. What fails is reported and the rest goes on. Writes results.json and
+logs.txt, prints tables last.
 
 With --device cpu (and stand-ins of SGLang's kernels on PYTHONPATH) it rehearses itself.
 """
@@ -23,12 +24,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_handle import EngineError, EngineHandle
 from report_tables import render_tables
-from serving_engines import CONTEXT_LENGTH, ENGINES, engine_arguments
+from serving_engines import CONTEXT_LENGTH, ENGINES, engine_arguments, spread
 from serving_log import gpu_memory_mib, read_capture_seconds, read_log
 from serving_policies import write_policies
 from two_samples import homogeneity
@@ -71,6 +73,8 @@ def parse_arguments(words=None):
     parser.add_argument(
         "--prompts", type=Path, nargs="+", help="JSON lines (default: the shipped prompts)"
     )
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread the engines over")
+    parser.add_argument("--tp-size", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--num-equal", type=int, default=64, help="prompts compared, 0 for none")
     parser.add_argument("--equal-tokens", type=int, default=64)
     parser.add_argument("--num-samples", type=int, default=1500, help="0 for none")
@@ -132,12 +136,18 @@ class ServingCheck:
         self.args = args
         self.results = {"provenance": collect_provenance(args), "failures": {}}
         self._ends = time.monotonic() + args.deadline
+        self._saving = Lock()
         self.engines = {}
+        self.gpus = spread(args.engines, args.gpus)
 
     def left(self):
         return max(self._ends - time.monotonic(), 1.0)
 
     def save(self):
+        with self._saving:
+            self._save()
+
+    def _save(self):
         path = self.args.out / "results.json"
         path.with_suffix(".part").write_text(json.dumps(self.results), encoding="utf-8")
         path.with_suffix(".part").replace(path)
@@ -159,7 +169,7 @@ class ServingCheck:
         if self.args.policy is not None:
             policies["sgl-tuned"] = self.args.policy.resolve()
         for name in self.args.engines:
-            arguments, environment = engine_arguments(name, self.args, policies)
+            arguments, environment = engine_arguments(name, self.args, policies, self.gpus[name])
             self.engines[name] = EngineHandle(name, arguments, environment, folder)
         timeout_s = min(self.args.start_timeout, self.left())
         self.results["start_s"] = self.ask_all("start", lambda e: e.wait_until_ready(timeout_s))
@@ -275,44 +285,62 @@ class ServingCheck:
         self.save()
 
     def time_engines(self, prompts):
+        self.results["timing"] = []
+        lanes = {}
+        for name in self.alive():
+            lanes.setdefault(self.gpus[name], []).append(name)
+        with ThreadPoolExecutor(max(len(lanes), 1)) as pool:
+            done = [pool.submit(self._time_lane, lane, prompts) for lane in lanes.values()]
+            for future in done:
+                future.result()
+
+    def _time_lane(self, names, prompts):
+        """Time the engines of one GPU, one after the other, there and back."""
+        for repeat in range(self.args.repeats):
+            for name in names if repeat % 2 == 0 else names[::-1]:
+                for concurrency in self.args.concurrencies:
+                    if self.left() < SECONDS_PER_TIMING:
+                        return
+                    row = self._time(name, concurrency, repeat, prompts)
+                    if row is None:
+                        break
+                    with self._saving:
+                        self.results["timing"].append(row)
+
+    def _time(self, name, concurrency, repeat, prompts):
         sampling = {
             "temperature": 0,
             "max_new_tokens": self.args.timed_tokens,
             "ignore_eos": True,
         }
-        self.results["timing"] = rows = []
-        for repeat in range(self.args.repeats):
-            names = self.alive() if repeat % 2 == 0 else self.alive()[::-1]
-            for name in names:
-                for concurrency in self.args.concurrencies:
-                    if self.left() < SECONDS_PER_TIMING:
-                        return
-                    # All start together: new arrivals would stop decoding for their prefill.
-                    count = max(concurrency, FEWEST_REQUESTS)
-                    log_start = len(self.engines[name].log_text())
-                    answers = self.ask_all(
-                        f"timed at {concurrency}",
-                        lambda engine, c=concurrency, n=count: engine.complete(
-                            prompts[:n], concurrency=c, sampling=sampling, timeout_s=self.left()
-                        ),
-                        [name],
-                    )
-                    if name not in answers:
-                        break
-                    answer = answers[name]
-                    num_tokens = sum(map(len, answer["outputs"]))
-                    rows.append(
-                        {
-                            "engine": name,
-                            "repeat": repeat,
-                            "concurrency": concurrency,
-                            "num_requests": count,
-                            "num_tokens": num_tokens,
-                            "tok_per_s": num_tokens / answer["seconds"],
-                            "tokens_per_verify": _ratio(answer),
-                            **read_log(self.engines[name].log_text()[log_start:], concurrency),
-                        }
-                    )
+        # All start together: new arrivals would stop decoding for their prefill.
+        count = max(concurrency, FEWEST_REQUESTS)
+        log_start = len(self.engines[name].log_text())
+        answers = self.ask_all(
+            f"timed at {concurrency}",
+            lambda engine: engine.complete(
+                prompts[:count],
+                concurrency=concurrency,
+                sampling=sampling,
+                timeout_s=self.left(),
+            ),
+            [name],
+        )
+        if name not in answers:
+            return None
+        answer = answers[name]
+        num_tokens = sum(map(len, answer["outputs"]))
+        return {
+            "engine": name,
+            "gpu": self.gpus[name],
+            "repeat": repeat,
+            "concurrency": concurrency,
+            "num_requests": count,
+            "num_tokens": num_tokens,
+            "tok_per_s": num_tokens / answer["seconds"],
+            "tokens_per_verify": _ratio(answer),
+            **read_log(self.engines[name].log_text()[log_start:], concurrency),
+        }
 
     def profile_rounds(self, prompts):
         """Traces of the scheduler's rounds at batch 1, in Chrome's format, one engine at a time."""
@@ -355,12 +383,12 @@ def main(words=None):
         prompts = load_prompts(args.target, files, count)
         check.results["prompt_tokens"] = [len(prompt) for prompt in prompts]
         check.warm_up(prompts)
+        check.time_engines(prompts)
         if "sglang" in check.alive():
             if args.num_equal:
                 check.check_equality(prompts[: args.num_equal])
             if args.num_samples:
                 check.check_sampling(prompts)
-        check.time_engines(prompts)
         check.profile_rounds(prompts)
     except (EngineError, LookupError, ValueError) as error:
         check.results["failures"]["script"] = repr(error)

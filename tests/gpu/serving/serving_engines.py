@@ -12,9 +12,14 @@ BUILTIN = {
 }
 """SGLang's own EAGLE-3 by num_steps, topk and num_draft_tokens; the adaptive one starts there."""
 POLICIES = ("plain", "static", "chain", "eagle2", "price")
-ENGINES = ("sglang", *BUILTIN, *(f"sgl-{name}" for name in POLICIES), "sgl-default", "sgl-tuned")
-"""Plain SGLang, its own EAGLE-3, and SGL_EAGLE by policy. `sgl-default` has no policy file and
-measures its costs at its start, beside the others'; the last takes the file of --policy."""
+PLAIN = ("sglang", "sglang-again")
+ENGINES = (
+    *("sglang", *BUILTIN, "sglang-again"),
+    *(*(f"sgl-{name}" for name in POLICIES), "sgl-default", "sgl-tuned"),
+)
+"""Plain SGLang, its own EAGLE-3, plain SGLang once more (what differs between the two is noise, of
+the GPU and of the hour), and SGL_EAGLE by policy. `sgl-default` has no policy file and measures its
+costs at its start, beside the others'; the last takes the file of --policy."""
 
 CONTEXT_LENGTH = 2048
 ROUNDS_PER_LOG_LINE = 10
@@ -22,7 +27,12 @@ _GRAPH_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _FIRST_PORT = 41000
 
 
-def engine_arguments(name, args, policies):
+def spread(names, num_gpus):
+    """The GPU of each engine: the first ones on the first GPU, the last on the last."""
+    return {name: index * num_gpus // len(names) for index, name in enumerate(names)}
+
+
+def engine_arguments(name, args, policies, gpu=0):
     """SGLang's arguments and the environment of one engine."""
     arguments = {
         "model_path": str(args.target),
@@ -33,12 +43,17 @@ def engine_arguments(name, args, policies):
         "log_level": "info",
         "sleep_on_idle": True,  # or idle engines would poll while another is timed
         "disable_overlap_schedule": args.overlap == "off",
-        "nccl_port": _FIRST_PORT + ENGINES.index(name),
+        "nccl_port": _FIRST_PORT + len(ENGINES) * args.tp_size + ENGINES.index(name),
+        "tp_size": args.tp_size,
         "skip_server_warmup": True,
         **(_gpu_arguments(args) if args.device == "cuda" else _cpu_arguments()),
     }
     environment = {}
-    if name != "sglang":
+    if args.tp_size > 1:
+        arguments["disable_custom_all_reduce"] = True
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    if name not in PLAIN:
         arguments["speculative_draft_model_path"] = str(args.draft)
         if args.device == "cpu":
             arguments["speculative_draft_attention_backend"] = "intel_amx"
@@ -49,7 +64,7 @@ def engine_arguments(name, args, policies):
             f"speculative_{key}": value for key, value in zip(keys, BUILTIN[name], strict=True)
         }
         arguments["speculative_adaptive"] = name == "eagle3-adaptive"
-    elif name != "sglang":
+    elif name not in PLAIN:
         arguments["speculative_algorithm"] = "SGL_EAGLE"
         environment["SGLEAGLE_COST_CACHE"] = str(Path(args.out).resolve() / "costs")
         if name in policies:

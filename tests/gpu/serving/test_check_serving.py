@@ -74,9 +74,17 @@ def test_an_engine_that_fails_leaves_the_others_their_results(tmp_path, capsys):
     for name in ("sglang", "eagle3-adaptive"):
         assert sorted(timed).count((name, 1, 4)) == sorted(timed).count((name, 4, 4)) == 2
     assert {row["full_tok_per_s"] for row in results["timing"]} == {100.0}
-    assert [row["num_equal"] for row in results["equality"]] == [6] * 6
+    assert [row["num_equal"] for row in results["equality"]] == [6] * 4
     assert (tmp_path / "traces" / "sglang" / "trace.json").exists()
     assert "FAILED sgl-eagle2: timed at 1: it ended" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("instant")
+def test_engines_of_two_gpus_are_all_timed(tmp_path):
+    results = run(tmp_path, "--gpus", "2", "--engines", "sglang", "eagle3-5-4-8", "sgl-chain")
+    gpus = {row["engine"]: row["gpu"] for row in results["timing"]}
+    assert gpus == {"sglang": 0, "eagle3-5-4-8": 0, "sgl-chain": 1}
+    assert len(results["timing"]) == 3 * 2 * 2
 
 
 def test_impossible_arguments_are_refused(tmp_path, capsys):
@@ -98,9 +106,17 @@ def test_engines_get_their_own_policies_and_speculation():
     assert plain["cuda_graph_bs_decode"] == [1, 2, 4, 8, 16, 32]
     adaptive, environment = engine_arguments("eagle3-adaptive", args, {})
     assert adaptive["speculative_adaptive"]
-    assert environment == {}
+    assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
     ours, environment = engine_arguments("sgl-chain", args, {"sgl-chain": Path("chain.json")})
     assert ours["speculative_algorithm"] == "SGL_EAGLE"
     assert environment["SGLEAGLE_POLICY"] == "chain.json"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0"
+    assert engine_arguments("sgl-chain", args, {}, 1)[1]["CUDA_VISIBLE_DEVICES"] == "1"
+    args.tp_size = 2
+    wide, environment = engine_arguments("sgl-chain", args, {})
+    assert (wide["tp_size"], wide["disable_custom_all_reduce"]) == (2, True)
+    assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert wide["nccl_port"] != ours["nccl_port"]
+    args.tp_size = 1
     _, without = engine_arguments("sgl-default", args, {"sgl-chain": Path("chain.json")})
     assert "SGLEAGLE_POLICY" not in without
