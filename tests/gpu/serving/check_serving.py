@@ -119,14 +119,20 @@ def collect_provenance(args):
     if args.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    words = map(_shorten, sys.argv[1:])
     return {
-        "command": shlex.join(["python", "tests/gpu/serving/check_serving.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "tests/gpu/serving/check_serving.py", *words]),
         "commit": args.commit,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": gpu,
         "versions": {name: version(name) for name in ("sglang", "torch", "triton")},
-        "arguments": {name: str(value) for name, value in vars(args).items()},
     }
+
+
+def _shorten(word):
+    # Where files lay on the machine says nothing to a reader.
+    path = Path(word)
+    return str(Path(*path.parts[-2:])) if path.is_absolute() else word
 
 
 class ServingCheck:
