@@ -17,6 +17,7 @@ from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.confidence import NodeSample
 from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.records import Record, load_record
+from sgl_eagle_harness.tree_build import at_columns
 from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
 CalibrationKind = Literal["identity", "temperature", "isotonic"]
@@ -88,7 +89,7 @@ class Calibration(ABC):
             if depth == 1:
                 above = np.ones((num_rows, end - begin))
             else:
-                above = np.take_along_axis(probs, np.maximum(parents[:, level], 0), axis=1)
+                above = at_columns(probs, np.maximum(parents[:, level], 0))
             probs[:, level] = self.child_accept_probs(
                 depth=depth,
                 path_log_confidence=path_log_confidence[:, level],

@@ -95,5 +95,5 @@ def choose_width(gains: FloatArray, draft_price: FloatArray, *, may_stop: bool) 
     net = gains - draft_price
     chosen = net.argmax(axis=1)
     if may_stop:
-        chosen = np.where(np.take_along_axis(net, chosen[:, None], axis=1)[:, 0] > 0, chosen, -1)
+        chosen = np.where(net.max(axis=1) > 0, chosen, -1)
     return np.asarray(chosen)

@@ -6,12 +6,18 @@ come first, so every prefix of the ranking is closed under parents even where a 
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 from sgl_eagle_harness.types import NO_NODE, BoolArray, Float32Array, FloatArray, IntArray
 
+_Value = TypeVar("_Value", bound=np.generic)
+
 _COLUMN_BITS = 32
+_SORTED_WHOLE = 128
+"""Keys of a row up to which sorting all is quicker than finding the best first."""
 _ONE_BITS = np.int64(np.float32(1.0).view(np.int32))
 
 
@@ -58,10 +64,23 @@ def take_best(keys: IntArray, count: int) -> IntArray:
         [B, min(count, N)] int64 columns; invalid nodes may be among the last.
     """
     count = min(count, keys.shape[1])
-    if count < keys.shape[1]:
+    if count < keys.shape[1] and keys.shape[1] > _SORTED_WHOLE:
         keys = np.partition(keys, count, axis=1)[:, :count]
-    ordered = np.sort(keys, axis=1)
+    ordered = np.sort(keys, axis=1)[:, :count]
     return np.asarray(ordered & ((1 << _COLUMN_BITS) - 1))
+
+
+def at_columns(values: npt.NDArray[_Value], columns: IntArray) -> npt.NDArray[_Value]:
+    """Values of some columns of every row.
+
+    Args:
+        values: [B, N].
+        columns: [B, M] int64.
+
+    Returns:
+        [B, M]; as `np.take_along_axis`, which takes five times as long on one row.
+    """
+    return np.asarray(values[np.arange(len(values))[:, None], columns])
 
 
 def keep_columns(columns: IntArray, kept: BoolArray) -> IntArray:
@@ -96,7 +115,7 @@ def select_rerank(
     most = int(np.max(num_nodes, initial=0))
     best = take_best(rank_log_scores(log_scores, valid), most)
     wanted = np.arange(best.shape[1]) < np.reshape(num_nodes, (-1, 1))
-    return keep_columns(best, np.take_along_axis(valid, best, axis=1) & wanted)
+    return keep_columns(best, at_columns(valid, best) & wanted)
 
 
 def _with_columns(bits: IntArray) -> IntArray:

@@ -196,14 +196,14 @@ class CandidateTrees:
         """
         num_rows, width, topk = children.tokens.shape
         flat = (num_rows, width * topk)
-        parents = np.repeat(frontier, topk, axis=1)
+        parents = frontier.repeat(topk, axis=1)
         valid = children.valid.reshape(flat)
         step_log_probs = np.where(valid, children.log_probs.reshape(flat), -np.inf).astype(
             np.float32
         )
         if self.num_nodes:
             rows = np.arange(num_rows)[:, None]
-            inherited = np.repeat(self.path_log_confidence[rows, frontier], topk, axis=1)
+            inherited = self.path_log_confidence[rows, frontier].repeat(topk, axis=1)
             path = np.where(valid, inherited + step_log_probs, -np.inf).astype(np.float32)
         else:
             path = step_log_probs

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sgl_eagle.plugin.compat_requests import cached_lengths
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.types import BatchContext, BoolArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierChoice:
+    """Who drafts in a round.
+
+    Attributes:
+        speculating: [B] bool.
+        context: What this was decided on, and what the round decides after it: lengths may lag one
+            step behind, so that prices can be looked up while the device is still busy.
+    """
+
+    speculating: BoolArray
+    context: BatchContext
 
 
 class RequestTiers:
@@ -25,7 +40,7 @@ class RequestTiers:
 
     def choose(
         self, policy: SpecPolicy, batch: Any, names: Sequence[str], num_unseen: IntArray
-    ) -> BoolArray:
+    ) -> TierChoice:
         """Who drafts: decided without asking the device, which is busy with the round before.
 
         Args:
@@ -35,7 +50,7 @@ class RequestTiers:
             num_unseen: [B] int64, tokens that the draft has not seen, the root excluded.
 
         Returns:
-            [B] bool.
+            The choice.
         """
         self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         tiers = list(self._tiers.values())
@@ -45,7 +60,7 @@ class RequestTiers:
         )
         speculating = choose_rows(policy, context, tiers)
         self._switch_ct += sum(tier.switch_ct for tier in tiers) - before
-        return speculating
+        return TierChoice(speculating=speculating, context=context)
 
     def take_switch_ct(self) -> int:
         """Changes of running requests since this was last asked.

@@ -25,7 +25,7 @@ from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.plain_rounds import PlainRounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
 from sgl_eagle.plugin.ranks import Ranks
-from sgl_eagle.plugin.request_tiers import RequestTiers
+from sgl_eagle.plugin.request_tiers import RequestTiers, TierChoice
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
@@ -44,7 +44,7 @@ from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import NO_NODE, BatchContext, BoolArray, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BoolArray, IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -209,21 +209,14 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             )
         names = [request.rid for request in batch.reqs]
         num_unseen = self._plain_rounds.num_unseen(names)
-        limits = self._policy.limits
-        speculating = np.zeros(len(names), np.bool_)
-        if limits is not None:
-            with self._clock.stage("decide"):
-                speculating = self._tiers.choose(self._policy, batch, names, num_unseen)
-        plain = not speculating.any() and self._states.sizes[0] == 1
-        decodes = plain and not compat_plain.needs_verification(batch)
+        choice = self._choose_tiers(batch, names, num_unseen)
+        decodes = choice is None and not compat_plain.needs_verification(batch)
         self._plain_rounds.catch_up(batch, names, num_unseen, self._clock, at_once=not decodes)
         if decodes:
             result = self._plain_rounds.decode(batch, names, self._clock, on_publish)
             self._decoded_last = True
         else:
-            drafted = None
-            if limits is not None and not plain:
-                drafted = self._draft_trees(batch, speculating, limits.num_steps)
+            drafted = None if choice is None else self._draft_trees(batch, choice)
             result = self._verify(batch, drafted, on_publish, grammar_barrier)
         self._clock.end_round(len(batch.reqs))
         if (times := self._clock.take(self._rounds_per_log_line)) is not None:
@@ -278,43 +271,46 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             return None
         return confidence_order(self._policy)
 
-    def _draft_trees(
-        self, batch: Any, speculating: BoolArray, num_steps: int
-    ) -> tuple[PackedTrees, ServerDrafter]:
+    def _choose_tiers(
+        self, batch: Any, names: list[str], num_unseen: IntArray
+    ) -> TierChoice | None:
+        # None where nobody drafts.
+        if self._policy.limits is None:
+            return None
+        with self._clock.stage("decide"):
+            choice = self._tiers.choose(self._policy, batch, names, num_unseen)
+        return choice if choice.speculating.any() or self._states.sizes[0] > 1 else None
+
+    def _draft_trees(self, batch: Any, choice: TierChoice) -> tuple[PackedTrees, ServerDrafter]:
         self._prepared = None
         with self._clock.stage("roots"), compat.draft_context():
-            drafter = self._begin_drafting(batch, speculating, num_steps)
+            drafter = self._begin_drafting(batch, choice.speculating)
             self._prepare_verify(batch)
             drafter.meet_roots()
         with self._clock.stage("decide"), compat.draft_context():
-            return self._choose_trees(drafter, speculating), drafter
+            return self._choose_trees(drafter, choice), drafter
 
-    def _begin_drafting(self, batch: Any, speculating: BoolArray, num_steps: int) -> ServerDrafter:
+    def _begin_drafting(self, batch: Any, speculating: BoolArray) -> ServerDrafter:
         order, graphs = self._order, self._draft_graphs
         chooses = order is not None
         steps: DraftSteps = EagerSteps(self.draft_worker, chooses=chooses)
         if graphs is not None and graphs.chooses == chooses and graphs.fits(len(speculating)):
             steps = graphs
         make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
+        limits = self._policy.limits or self._limits
         return make(
             steps,
             batch,
             self._transfer,
             self._clock,
             speculating=speculating,
-            num_steps=num_steps - 1,
+            num_steps=limits.num_steps - 1,
         )
 
-    def _choose_trees(self, drafter: ServerDrafter, speculating: BoolArray) -> PackedTrees:
-        context = BatchContext(
-            batch_size=len(speculating),
-            context_len=drafter.context_len,
-            # The draft has seen everything but the root: a round begins with its catching up.
-            num_pending=np.ones(len(speculating), np.int64),
-        )
-        trees = grow_trees(drafter, self._policy, context)
-        columns = self._policy.select_verify(trees, context)
-        columns = np.where(speculating[:, None], columns, NO_NODE)
+    def _choose_trees(self, drafter: ServerDrafter, choice: TierChoice) -> PackedTrees:
+        trees = grow_trees(drafter, self._policy, choice.context)
+        columns = self._policy.select_verify(trees, choice.context)
+        columns = np.where(choice.speculating[:, None], columns, NO_NODE)
         if self._observer is not None:
             self._observer.drafted(DraftedTrees(trees=trees, columns=columns))
         return pack_trees(trees, columns, self._states.size_for(largest_tree(columns)))

@@ -10,7 +10,12 @@ import numpy as np
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.records import Record
-from sgl_eagle_harness.tree_build import rank_log_scores, select_rerank, take_best
+from sgl_eagle_harness.tree_build import (
+    at_columns,
+    rank_log_scores,
+    select_rerank,
+    take_best,
+)
 from sgl_eagle_harness.types import (
     NO_NODE,
     BatchContext,
@@ -76,7 +81,7 @@ class Eagle2Policy:
         valid = trees.valid[:, level]
         keys = rank_log_scores(trees.path_log_confidence[:, level], valid)
         best = take_best(keys, self.limits.topk)
-        return np.where(np.take_along_axis(valid, best, axis=1), best + level.start, NO_NODE)
+        return np.where(at_columns(valid, best), best + level.start, NO_NODE)
 
     def select_verify(self, trees: CandidateTrees, batch: BatchContext) -> IntArray:
         """The num_draft_tokens - 1 nodes with the highest path confidence.

@@ -24,7 +24,13 @@ from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.root_forecast import forecast_from_root
-from sgl_eagle_harness.tree_build import keep_columns, rank_log_scores, rank_probs, take_best
+from sgl_eagle_harness.tree_build import (
+    at_columns,
+    keep_columns,
+    rank_log_scores,
+    rank_probs,
+    take_best,
+)
 from sgl_eagle_harness.types import (
     NO_NODE,
     BatchContext,
@@ -219,8 +225,8 @@ class PricePolicy:
         valid = trees.valid[rows, level]
         keys = rank_log_scores(trees.path_log_confidence[rows, level], valid)
         order = take_best(keys, int(self._widths[-1]))
-        kept = np.take_along_axis(valid, order, axis=1)
-        probs = np.take_along_axis(scored.probs[rows, level], order, axis=1)
+        kept = at_columns(valid, order)
+        probs = at_columns(scored.probs[rows, level], order)
         chosen = self._choose_widths(
             scored.best[rows], probs, trees.depth, self._prices(batch), rows
         )
@@ -248,7 +254,7 @@ class PricePolicy:
         num_nodes = self._sizes[values.argmax(axis=1)] - 1
         order = take_best(rank_probs(scored.probs, trees.valid), int(num_nodes.max(initial=0)))
         kept = np.arange(order.shape[1]) < num_nodes[:, None]
-        return keep_columns(order, kept & np.take_along_axis(trees.valid, order, axis=1))
+        return keep_columns(order, kept & at_columns(trees.valid, order))
 
     def _score(self, trees: CandidateTrees) -> _Scored:
         before: _Scored | None = trees.prefix_memo.get(self._memo_key)
