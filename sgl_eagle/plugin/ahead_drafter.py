@@ -15,10 +15,11 @@ import numpy as np
 
 from sgl_eagle.plugin.draft_steps import DraftSteps
 from sgl_eagle.plugin.drafter import ServerDrafter
+from sgl_eagle.plugin.foreseen_trees import assemble_trees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
-from sgl_eagle_harness.types import NO_NODE, BoolArray, Children, IntArray
+from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, Children, IntArray
 
 
 class AheadDrafter(ServerDrafter):
@@ -50,11 +51,25 @@ class AheadDrafter(ServerDrafter):
             steps, batch, transfer, clock, speculating=speculating, num_steps=num_steps
         )
         self._num_steps = num_steps
-        self._num_launched = self._num_expanded = 0
-        self._widths_on_device: IntArray = np.full(len(speculating), self._branches)
+        self._num_expanded = 0
+        self._widths_on_device: IntArray = np.full(len(speculating), self._layout.branches)
+        self._num_launched = min(order.num_certain_steps, num_steps)
         with clock.stage("draft"):
-            for _ in range(min(max(1, order.num_certain_steps), num_steps)):
+            self._begin(self._num_launched)
+            if self._num_launched < num_steps:
                 self._launch()
+
+    def foreseen_trees(self) -> CandidateTrees | None:
+        """The finished trees, where the policy has nothing to decide; after `meet_roots`.
+
+        Returns:
+            What growing them level by level returns; None where the policy must be asked.
+        """
+        if self._num_first < self._num_steps:
+            return None
+        return assemble_trees(
+            self._layout, self._first_mail, self._num_steps, speculating=self._speculating
+        )
 
     def expand(self, handles: IntArray, topk: int) -> Children:
         """Children of the first nodes of the newest level, in the order of their confidence.
@@ -72,7 +87,10 @@ class AheadDrafter(ServerDrafter):
             if self._num_launched == self._num_expanded < self._num_steps:
                 self._narrow(valid.sum(axis=1))
                 self._launch()
-            level = self._transfer.wait(self._num_expanded)
+            mail = self._first_mail
+            if self._num_expanded > self._num_first:
+                mail = self._receive(self._num_expanded)
+        level = self._layout.level(mail, self._num_expanded)
         return self._children(level[:, :, : handles.shape[1]], topk, valid)
 
     def _narrow(self, widths: IntArray) -> None:
@@ -85,4 +103,4 @@ class AheadDrafter(ServerDrafter):
     def _launch(self) -> None:
         self._steps.run(self._num_launched)
         self._num_launched += 1
-        self._transfer.begin(self._num_launched, self._buffers.level)
+        self._post(self._num_launched)

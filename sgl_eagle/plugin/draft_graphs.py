@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from sgl_eagle.plugin import compat_graphs
 from sgl_eagle.plugin.draft_segment import (
     DraftBuffers,
     choose_frontier,
+    place_roots,
     read_batch,
     run_segment,
     start_round,
@@ -28,15 +29,17 @@ class DraftGraphs:
     padding.
     """
 
-    def __init__(self, worker: Any, *, chooses: bool) -> None:
+    def __init__(self, worker: Any, *, chooses: bool, num_certain_steps: int) -> None:
         """Capture.
 
         Args:
             worker: SGLang's draft worker, its attention backends made.
             chooses: Whether steps choose the nodes that they expand.
+            num_certain_steps: First draft steps that will always be run, as one graph.
         """
         self._worker = worker
         self.chooses = chooses
+        self._num_certain_steps = num_certain_steps
         self._sizes = compat_graphs.captured_batch_sizes(worker)
         self._num_steps = int(worker.speculative_num_steps)
         branches = int(worker.topk)
@@ -49,7 +52,7 @@ class DraftGraphs:
         worker.draft_attn_backend.init_cuda_graph_state(self._sizes[-1], self._sizes[-1] * branches)
         self._padding_len = compat_graphs.seq_len_of_padding(worker)
         self._buffers.seq_lens.fill_(self._padding_len)
-        self._starts: dict[int, torch.cuda.CUDAGraph] = {}
+        self._firsts: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._steps: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._forward_batches: dict[int, Any] = {}
         self._size = 0
@@ -77,13 +80,13 @@ class DraftGraphs:
         return num_rows <= self._sizes[-1]
 
     def start(self, batch: Any) -> DraftBuffers:
-        """Make the children of the roots known.
+        """Take over a batch.
 
         Args:
             batch: SGLang's running batch of B requests, which fits.
 
         Returns:
-            B rows, whose `roots` are being written.
+            B rows.
         """
         num_rows = len(batch.seq_lens)
         self._batch = batch
@@ -93,7 +96,7 @@ class DraftGraphs:
             self._buffers.pool_indices.zero_()
         rows = self._buffers.first(num_rows)
         read_batch(rows, batch)
-        self._starts[self._size].replay()
+        place_roots(self._buffers.first(self._size))
         return rows
 
     def plan(self) -> None:
@@ -111,8 +114,22 @@ class DraftGraphs:
         with compat_graphs.attention_context(backend):
             backend.init_forward_metadata_out_graph(forward_batch)
 
+    def run_first(self, num_steps: int) -> None:
+        """Write the roots' children to `mail`, and run the first draft steps.
+
+        Args:
+            num_steps: How many.
+        """
+        together = self._firsts.get((self._size, num_steps))
+        if together is not None:
+            together.replay()
+            return
+        self._firsts[self._size, 0].replay()
+        for step in range(num_steps):
+            self.run(step)
+
     def run(self, step: int) -> None:
-        """Expand nodes of the newest level and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `mail`.
 
         Args:
             step: 0-based draft step.
@@ -121,9 +138,7 @@ class DraftGraphs:
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> None:
         rows = self._buffers.first(size)
-        self._starts[size] = compat_graphs.capture_graph(
-            lambda: start_round(self._worker, rows), stream
-        )
+        place_roots(rows)
         self._forward_batches[size] = forward_batch = compat_graphs.make_captured_batch(
             self._worker,
             seq_lens=rows.seq_lens,
@@ -136,16 +151,21 @@ class DraftGraphs:
         with compat_graphs.attention_context(backend):
             backend.init_forward_metadata_out_graph(forward_batch, in_capture=True)
             forward_batch.mark_forward_metadata_ready()
+            for num_steps in sorted({0, self._num_certain_steps}):
+                first = partial(self._run_first, forward_batch, rows, num_steps)
+                self._firsts[size, num_steps] = compat_graphs.capture_graph(first, stream)
             for step in range(self._num_steps - 1):
-                segment = self._segment(forward_batch, rows, step)
+                segment = partial(self._run_segment, forward_batch, rows, step)
                 self._steps[size, step] = compat_graphs.capture_graph(segment, stream)
 
-    def _segment(self, forward_batch: Any, rows: DraftBuffers, step: int) -> Callable[[], None]:
-        def segment() -> None:
-            if step == 0:
-                self._worker.draft_attn_backend.init_forward_metadata_in_graph(forward_batch)
-            if self.chooses:
-                choose_frontier(rows, step)
-            run_segment(self._worker, forward_batch, rows, step)
+    def _run_first(self, forward_batch: Any, rows: DraftBuffers, num_steps: int) -> None:
+        start_round(self._worker, rows)
+        for step in range(num_steps):
+            self._run_segment(forward_batch, rows, step)
 
-        return segment
+    def _run_segment(self, forward_batch: Any, rows: DraftBuffers, step: int) -> None:
+        if step == 0:
+            self._worker.draft_attn_backend.init_forward_metadata_in_graph(forward_batch)
+        if self.chooses:
+            choose_frontier(rows, step)
+        run_segment(self._worker, forward_batch, rows, step)

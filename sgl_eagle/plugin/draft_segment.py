@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sgl_eagle.plugin import compat
 from sgl_eagle.plugin.ranks import Ranks
+from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
 
 
@@ -21,15 +22,12 @@ from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
 class DraftBuffers:
     """What draft steps read and write; a captured graph knows it by address.
 
-    The children of the roots stand where those of a first branch would: a level is always nodes of
-    T branches, T children each.
-
     Attributes:
+        layout: Of `mail`.
         root_ids: [R, T] int64 draft ids of the roots' children, from draft-extend.
         root_probs: [R, T] float32 draft probabilities of them.
         bonus_tokens: [R] int64, the roots.
-        roots: [R, 2 * T + 2] int32: what the host must know of the roots: target ids and
-            log-probability bits of their children, lengths, and the roots themselves.
+        mail: [R, layout.width] int32, what the host must know: lengths, roots, and all levels.
         tokens: [R, T * T] int64 target ids of the latest level.
         hidden: [R, T, H] hidden states of the nodes whose children the level is.
         choice: [R, 2, T] int64: the node of the level that each branch expands, and its parent
@@ -38,17 +36,17 @@ class DraftBuffers:
         positions: [R * T] int64, position of the nodes that the next step expands.
         seq_lens: [R] int64, cached tokens before the root.
         pool_indices: [R] int64, rows of SGLang's table of slots.
-        level: [R, 2, T, T] int32: ids of the children, and their float32 log-probabilities' bits.
         paths: [R, T] float32 path log-confidences of the nodes whose children the level is, as far
             as the device chose them; minus infinity is padding.
         widths: [R] int64, how many of these nodes the policy expanded: children of others are in
             no tree.
     """
 
+    layout: RoundMail
     root_ids: Tensor
     root_probs: Tensor
     bonus_tokens: Tensor
-    roots: Tensor
+    mail: Tensor
     tokens: Tensor
     hidden: Tensor
     choice: Tensor
@@ -56,7 +54,6 @@ class DraftBuffers:
     positions: Tensor
     seq_lens: Tensor
     pool_indices: Tensor
-    level: Tensor
     paths: Tensor
     widths: Tensor
 
@@ -76,15 +73,17 @@ class DraftBuffers:
             The buffers.
         """
         width, dtype, device = hidden
+        layout = RoundMail(branches=branches, num_steps=num_steps)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
+            layout=layout,
             root_ids=zeros(num_rows, branches),
             root_probs=zeros(num_rows, branches, dtype=torch.float32),
             bonus_tokens=zeros(num_rows),
-            roots=zeros(num_rows, 2 * branches + 2, dtype=torch.int32),
+            mail=zeros(num_rows, layout.width, dtype=torch.int32),
             tokens=zeros(num_rows, branches * branches),
             hidden=zeros(num_rows, branches, width, dtype=dtype),
             choice=zeros(num_rows, 2, branches),
@@ -92,7 +91,6 @@ class DraftBuffers:
             positions=zeros(num_rows * branches),
             seq_lens=zeros(num_rows),
             pool_indices=zeros(num_rows),
-            level=zeros(num_rows, 2, branches, branches, dtype=torch.int32),
             paths=zeros(num_rows, branches, dtype=torch.float32),
             widths=zeros(num_rows),
         )
@@ -107,9 +105,10 @@ class DraftBuffers:
             Views.
         """
         branches = self.slots.shape[1]
-        parts = {field.name: getattr(self, field.name)[:num_rows] for field in fields(self)}
+        tensors = [field.name for field in fields(self) if field.name != "layout"]
+        parts = {name: getattr(self, name)[:num_rows] for name in tensors}
         parts["positions"] = self.positions[: num_rows * branches]
-        return DraftBuffers(**parts)
+        return DraftBuffers(layout=self.layout, **parts)
 
 
 def choose_frontier(buffers: DraftBuffers, step: int) -> None:
@@ -119,12 +118,13 @@ def choose_frontier(buffers: DraftBuffers, step: int) -> None:
     bit. A node with a child of no finite probability has no children.
 
     Args:
-        buffers: R rows; `choice` and `paths` are written.
+        buffers: R rows; `choice`, `paths` and the step's frontier are written.
         step: 0-based draft step that expands the nodes; before the first, the level is one node's.
     """
-    branches = buffers.level.shape[-1]
+    layout, branches = buffers.layout, buffers.layout.branches
     num_parents = 1 if step == 0 else branches
-    log_probs = buffers.level[:, 1, :num_parents].view(torch.float32)
+    level = layout.level(buffers.mail, step)
+    log_probs = level[:, 1, :num_parents].view(torch.float32)
     ranks = torch.arange(num_parents, device=log_probs.device)
     usable = log_probs.isfinite().all(-1) & (ranks < buffers.widths[:, None])
     paths = buffers.paths[:, :num_parents]
@@ -139,10 +139,11 @@ def choose_frontier(buffers: DraftBuffers, step: int) -> None:
     buffers.choice[:, 0].copy_(nodes)
     buffers.choice[:, 1].copy_(nodes // branches)
     buffers.paths.copy_(grown.frontier_path)
+    layout.frontier(buffers.mail, step).copy_(grown.frontier)
 
 
 def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: int) -> None:
-    """Expand one node a branch and write the children to `buffers.level`.
+    """Expand one node a branch and write the children to `buffers.mail`.
 
     A node reads its own branch only, so each branch first receives the cache entries of its node's
     ancestors: drafts follow their true parents.
@@ -167,7 +168,7 @@ def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: in
     logits = logits.float()
     best, ids = logits.topk(branches, dim=-1)
     log_probs = best - logits.logsumexp(-1, keepdim=True)
-    _write_level(worker, buffers, ids, log_probs)
+    _write_level(worker, buffers, step + 1, ids, log_probs)
     buffers.hidden.copy_(hidden.view(num_rows, branches, -1))
     buffers.positions.add_(1)
 
@@ -191,6 +192,16 @@ def read_batch(buffers: DraftBuffers, batch: Any) -> None:
     torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
+def place_roots(buffers: DraftBuffers) -> None:
+    """Let the first draft step stand right behind the roots; attention is planned from there.
+
+    Args:
+        buffers: R rows with their lengths.
+    """
+    branches = buffers.layout.branches
+    buffers.positions.view(-1, branches).copy_(buffers.seq_lens[:, None].expand(-1, branches))
+
+
 def start_round(worker: Any, buffers: DraftBuffers) -> None:
     """Make the roots' children the first level, and find the slots of all branches.
 
@@ -198,34 +209,33 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
         worker: SGLang's draft worker.
         buffers: R rows that `read_batch` has filled.
     """
-    num_rows, branches, num_steps = buffers.slots.shape
+    _, branches, num_steps = buffers.slots.shape
     table = compat.token_table(worker)
     columns = torch.arange(branches * num_steps, device=table.device)
     # A request at the context limit has no room for branches; what it drafts is cut off anyway.
     columns = (buffers.seq_lens[:, None] + columns).clamp(max=table.shape[1] - 1)
     buffers.slots.copy_(table[buffers.pool_indices[:, None], columns].view(buffers.slots.shape))
-    buffers.positions.view(num_rows, branches).copy_(
-        buffers.seq_lens[:, None].expand(num_rows, branches)
-    )
-    _write_level(worker, buffers, buffers.root_ids, buffers.root_probs.log())
-    buffers.roots[:, : 2 * branches].copy_(buffers.level[:, :, 0].flatten(1))
-    buffers.roots[:, -2].copy_(buffers.seq_lens)
-    buffers.roots[:, -1].copy_(buffers.bonus_tokens)
+    _write_level(worker, buffers, 0, buffers.root_ids, buffers.root_probs.log())
+    buffers.layout.lengths(buffers.mail).copy_(buffers.seq_lens)
+    buffers.layout.roots(buffers.mail).copy_(buffers.bonus_tokens)
     buffers.paths.zero_()
     buffers.widths.fill_(branches)
 
 
-def _write_level(worker: Any, buffers: DraftBuffers, ids: Tensor, log_probs: Tensor) -> None:
+def _write_level(
+    worker: Any, buffers: DraftBuffers, index: int, ids: Tensor, log_probs: Tensor
+) -> None:
     # [R * W, T] draft ids and float32 log-probabilities; W is T, or 1 for the roots.
-    num_rows, _, _, branches = buffers.level.shape
+    level = buffers.layout.level(buffers.mail, index)
+    num_rows, _, _, branches = level.shape
     ids = _target_ids(worker, ids).reshape(num_rows, -1, branches)
     log_probs = log_probs.reshape(num_rows, -1, branches)
     width = ids.shape[1]
-    buffers.level[:, 0, :width].copy_(ids)
-    buffers.level[:, 1, :width].copy_(log_probs.contiguous().view(torch.int32))
+    level[:, 0, :width].copy_(ids)
+    level[:, 1, :width].copy_(log_probs.contiguous().view(torch.int32))
     # From here on all ranks have the same scores: what they choose from them is the same too.
-    Ranks(compat.tensor_parallel_group()).share_tensor(buffers.level)
-    buffers.tokens[:, : width * branches].copy_(buffers.level[:, 0, :width].flatten(1))
+    Ranks(compat.tensor_parallel_group()).share_tensor(buffers.mail)
+    buffers.tokens[:, : width * branches].copy_(level[:, 0, :width].flatten(1))
 
 
 def _target_ids(worker: Any, ids: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from sgl_eagle.plugin import compat, compat_graphs
 from sgl_eagle.plugin.draft_segment import (
     DraftBuffers,
     choose_frontier,
+    place_roots,
     read_batch,
     run_segment,
     start_round,
@@ -25,13 +26,13 @@ class DraftSteps(Protocol):
     chooses: bool
 
     def start(self, batch: Any) -> DraftBuffers:
-        """Make the children of the roots known.
+        """Take over a batch; its roots' children are not known yet.
 
         Args:
             batch: SGLang's running batch of B requests.
 
         Returns:
-            B rows, whose `roots` are being written.
+            B rows.
         """
         ...
 
@@ -39,8 +40,16 @@ class DraftSteps(Protocol):
         """Prepare the attention of all draft steps; once a round, before the first step."""
         ...
 
+    def run_first(self, num_steps: int) -> None:
+        """Write the roots' children to `mail`, and run the first draft steps.
+
+        Args:
+            num_steps: How many; those after the first must choose their nodes.
+        """
+        ...
+
     def run(self, step: int) -> None:
-        """Expand nodes of the newest level and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `mail`.
 
         Args:
             step: 0-based draft step.
@@ -62,13 +71,13 @@ class EagerSteps:
         self.chooses = chooses
 
     def start(self, batch: Any) -> DraftBuffers:
-        """Make the children of the roots known.
+        """Take over a batch.
 
         Args:
             batch: SGLang's running batch of B requests.
 
         Returns:
-            B rows, whose `roots` are being written.
+            B rows.
         """
         self._batch = batch
         self._buffers = DraftBuffers.allocate(
@@ -78,7 +87,7 @@ class EagerSteps:
             hidden=compat_graphs.draft_hidden_states(self._worker),
         )
         read_batch(self._buffers, batch)
-        start_round(self._worker, self._buffers)
+        place_roots(self._buffers)
         return self._buffers
 
     def plan(self) -> None:
@@ -88,8 +97,18 @@ class EagerSteps:
         forward_batch.mark_forward_metadata_ready()
         forward_batch.positions = self._buffers.positions
 
+    def run_first(self, num_steps: int) -> None:
+        """Write the roots' children to `mail`, and run the first draft steps.
+
+        Args:
+            num_steps: How many.
+        """
+        start_round(self._worker, self._buffers)
+        for step in range(num_steps):
+            self.run(step)
+
     def run(self, step: int) -> None:
-        """Expand nodes of the newest level and write their children to `level`.
+        """Expand nodes of the newest level and write their children to `mail`.
 
         Args:
             step: 0-based draft step.

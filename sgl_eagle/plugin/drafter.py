@@ -6,14 +6,19 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sgl_eagle.plugin.draft_steps import DraftSteps
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
-from sgl_eagle_harness.types import NO_NODE, BoolArray, Children, Float32Array, IntArray
-
-ROOTS_SLOT = 0
-"""Of the `HostTransfer`; the level of draft step s has slot s + 1."""
+from sgl_eagle_harness.types import (
+    NO_NODE,
+    BoolArray,
+    CandidateTrees,
+    Children,
+    Float32Array,
+    IntArray,
+)
 
 
 class ServerDrafter(ABC):
@@ -55,19 +60,16 @@ class ServerDrafter(ABC):
         self._steps, self._transfer, self._clock = steps, transfer, clock
         self._speculating = speculating
         self._buffers = steps.start(batch)
-        self._branches = int(self._buffers.choice.shape[2])
-        transfer.begin(ROOTS_SLOT, self._buffers.roots)
+        self._layout = self._buffers.layout
         self.num_invalid_rows = 0
         if num_steps:
             steps.plan()
 
     def meet_roots(self) -> None:
         """Wait for the roots: for everything that the device had to do before this round."""
-        roots = self._transfer.wait(ROOTS_SLOT)
-        shape = (len(roots), 2, 1, self._branches)
-        self._roots = np.ascontiguousarray(roots[:, :-2]).reshape(shape)
-        self.context_len = roots[:, -2].astype(np.int64)
-        self.root_tokens = roots[:, -1].astype(np.int64)
+        self._first_mail = mail = self._receive(self._num_first)
+        self.context_len = self._layout.lengths(mail).astype(np.int64)
+        self.root_tokens = self._layout.roots(mail).astype(np.int64)
 
     def expand_root(self, topk: int) -> Children:
         """Children of the roots, which draft-extend has computed already.
@@ -78,7 +80,29 @@ class ServerDrafter(ABC):
         Returns:
             [B, 1, topk].
         """
-        return self._children(self._roots, topk, self._speculating[:, None])
+        roots = self._layout.level(self._first_mail, 0)[:, :, :1]
+        return self._children(roots, topk, self._speculating[:, None])
+
+    def foreseen_trees(self) -> CandidateTrees | None:
+        """The finished trees, where the policy has nothing to decide; after `meet_roots`.
+
+        Returns:
+            What growing them level by level returns; None where the policy must be asked.
+        """
+        return None
+
+    def _begin(self, num_steps: int) -> None:
+        # The first mail tells of the roots and of so many draft steps.
+        self._num_first = num_steps
+        self._steps.run_first(num_steps)
+        self._post(num_steps)
+
+    def _post(self, num_steps: int) -> None:
+        # Slot n of the transfer holds the mail as it is after n draft steps.
+        self._transfer.begin(num_steps, self._buffers.mail)
+
+    def _receive(self, num_steps: int) -> npt.NDArray[np.int32]:
+        return self._transfer.wait(num_steps)
 
     @abstractmethod
     def expand(self, handles: IntArray, topk: int) -> Children:
@@ -92,7 +116,7 @@ class ServerDrafter(ABC):
             [B, W, topk].
         """
 
-    def _children(self, level: IntArray, topk: int, expanded: BoolArray) -> Children:
+    def _children(self, level: npt.NDArray[np.int32], topk: int, expanded: BoolArray) -> Children:
         # [B, 2, W, T] int32 ids and bits of log-probabilities, [B, W] bool.
         tokens = level[:, 0, :, :topk].astype(np.int64)
         bits = np.ascontiguousarray(level[:, 1, :, :topk], np.int32)
@@ -100,7 +124,7 @@ class ServerDrafter(ABC):
         usable = expanded & np.isfinite(log_probs).all(axis=2)
         self.num_invalid_rows += int((expanded & ~usable).any(axis=1).sum())
         handles = np.empty(tokens.shape, np.int64)
-        handles[:] = np.arange(tokens.shape[1])[:, None] * self._branches + np.arange(topk)
+        handles[:] = np.arange(tokens.shape[1])[:, None] * self._layout.branches + np.arange(topk)
         valid = np.empty(tokens.shape, np.bool_)
         valid[:] = usable[:, :, None]
         return Children(tokens=tokens, log_probs=log_probs, handles=handles, valid=valid)
@@ -109,7 +133,31 @@ class ServerDrafter(ABC):
 class StepwiseDrafter(ServerDrafter):
     """Waits for a level, then expands the nodes of it that the policy names, whichever they are."""
 
-    _num_expanded = 0
+    def __init__(
+        self,
+        steps: DraftSteps,
+        batch: Any,
+        transfer: HostTransfer,
+        clock: RoundClock,
+        *,
+        speculating: BoolArray,
+        num_steps: int,
+    ) -> None:
+        """Begin with the roots, prepare draft steps, and wait for nothing.
+
+        Args:
+            steps: Runs draft steps on nodes that it is told.
+            batch: The running batch of B requests, with the latest draft input.
+            transfer: To and from the draft's device.
+            clock: Counts draft steps.
+            speculating: [B] bool, which requests draft.
+            num_steps: Draft steps after that of the roots which the policy may ask for.
+        """
+        super().__init__(
+            steps, batch, transfer, clock, speculating=speculating, num_steps=num_steps
+        )
+        self._num_expanded = 0
+        self._begin(0)
 
     def expand(self, handles: IntArray, topk: int) -> Children:
         """Run one draft step.
@@ -125,11 +173,12 @@ class StepwiseDrafter(ServerDrafter):
         width = handles.shape[1]
         choice = np.zeros(self._buffers.choice.shape, np.int64)
         choice[:, 0, :width] = np.where(valid, handles, 0)
-        choice[:, 1] = choice[:, 0] // self._branches
+        choice[:, 1] = choice[:, 0] // self._layout.branches
         with self._clock.stage("draft"):
             self._transfer.send_into(self._num_expanded, self._buffers.choice, choice)
             self._steps.run(self._num_expanded)
             self._num_expanded += 1
-            self._transfer.begin(self._num_expanded, self._buffers.level)
-            level = self._transfer.wait(self._num_expanded)
+            self._post(self._num_expanded)
+            mail = self._receive(self._num_expanded)
+        level = self._layout.level(mail, self._num_expanded)
         return self._children(level[:, :, :width], topk, valid)

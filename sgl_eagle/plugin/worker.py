@@ -108,7 +108,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._policy = settle_policy(
             self, self._policy, self._settings, self._ranks, in_graphs=capture
         )
-        if self._draft_graphs is not None and self._draft_graphs.chooses != self._foresees_order:
+        graphs, chooses = self._draft_graphs, self._order is not None
+        if graphs is not None and graphs.chooses != chooses:
             with compat.draft_context():
                 self._draft_graphs = self._capture_draft_steps()
         if self._ranks.leads:  # the others would see the same
@@ -257,11 +258,12 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         return result
 
     def _capture_draft_steps(self) -> DraftGraphs:
-        return DraftGraphs(self.draft_worker, chooses=self._foresees_order)
-
-    @property
-    def _foresees_order(self) -> bool:
-        return self._order is not None
+        order = self._order
+        return DraftGraphs(
+            self.draft_worker,
+            chooses=order is not None,
+            num_certain_steps=0 if order is None else order.num_certain_steps,
+        )
 
     @property
     def _order(self) -> ConfidenceOrder | None:
@@ -308,7 +310,9 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         )
 
     def _choose_trees(self, drafter: ServerDrafter, choice: TierChoice) -> PackedTrees:
-        trees = grow_trees(drafter, self._policy, choice.context)
+        trees = drafter.foreseen_trees()
+        if trees is None:
+            trees = grow_trees(drafter, self._policy, choice.context)
         columns = self._policy.select_verify(trees, choice.context)
         columns = np.where(choice.speculating[:, None], columns, NO_NODE)
         if self._observer is not None:

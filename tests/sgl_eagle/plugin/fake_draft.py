@@ -23,7 +23,9 @@ class Backend:
 
     def init_forward_metadata(self, forward_batch):
         self.planned = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
-        assert len(forward_batch.positions) == BRANCHES * len(forward_batch.seq_lens)
+        # SGLang's attention reads them when it is planned.
+        wanted = forward_batch.seq_lens.repeat_interleave(BRANCHES)
+        assert forward_batch.positions.tolist() == wanted.tolist()
 
     def init_forward_metadata_in_graph(self, forward_batch):
         pass

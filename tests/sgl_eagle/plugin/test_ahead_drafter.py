@@ -46,6 +46,10 @@ class CountedSteps:
     def plan(self):
         self.steps.plan()
 
+    def run_first(self, num_steps):
+        self.num_run += num_steps
+        self.steps.run_first(num_steps)
+
     def run(self, step):
         assert step == self.num_run
         self.num_run += 1
@@ -59,7 +63,7 @@ def make_worker(monkeypatch):
 
 
 def draft(make_drafter, steps, policy, requests, *, broken, speculating):
-    """Trees of one round, and draft steps that it ran."""
+    """Trees of one round grown level by level, those foreseen, and draft steps that it ran."""
     from sgl_eagle.plugin.host_transfer import HostTransfer
 
     steps = CountedSteps(steps)
@@ -76,7 +80,8 @@ def draft(make_drafter, steps, policy, requests, *, broken, speculating):
         context_len=drafter.context_len,
         num_pending=np.ones(len(requests), np.int64),
     )
-    return grow_trees(drafter, policy, context), steps.num_run
+    foreseen = drafter.foreseen_trees()
+    return grow_trees(drafter, policy, context), foreseen, steps.num_run
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "captured"])
@@ -91,7 +96,9 @@ def test_drafting_ahead_changes_no_tree(make_worker, name, captured):
 
     policy = POLICIES[name]
     make_ahead = partial(AheadDrafter, order=confidence_order(policy))
-    graphs = DraftGraphs(make_worker(), chooses=True)
+    order = confidence_order(policy)
+    num_certain_steps = order.num_certain_steps
+    graphs = DraftGraphs(make_worker(), chooses=True, num_certain_steps=num_certain_steps)
     for requests, broken, speculating in (
         ([3, 0, 4, 1], [], [True] * 4),
         ([2], [], [True]),
@@ -100,17 +107,29 @@ def test_drafting_ahead_changes_no_tree(make_worker, name, captured):
     ):
         rows = {"broken": broken, "speculating": speculating}
         waiting = EagerSteps(make_worker(), chooses=False)
-        wanted, num_needed = draft(StepwiseDrafter, waiting, policy, requests, **rows)
+        wanted, nothing, num_needed = draft(StepwiseDrafter, waiting, policy, requests, **rows)
+        assert nothing is None
         steps = graphs if captured else EagerSteps(make_worker(), chooses=True)
-        found, num_run = draft(make_ahead, steps, policy, requests, **rows)
-        assert found.level_starts == wanted.level_starts
-        assert found.valid.tolist() == wanted.valid.tolist()
-        for field in FIELDS:  # padding may hold anything
-            pairs = ((getattr(trees, field)[trees.valid]).tolist() for trees in (found, wanted))
-            assert next(pairs) == next(pairs), field
+        found, foreseen, num_run = draft(make_ahead, steps, policy, requests, **rows)
+        assert_same_trees(found, wanted)
+        assert (foreseen is None) == (num_certain_steps < policy.limits.num_steps - 1)
+        if foreseen is not None:
+            assert_same_trees(foreseen, wanted)
         assert num_needed <= num_run
-        if confidence_order(policy).num_certain_steps == 0:
+        if num_certain_steps == 0:
             assert num_run == min(num_needed + 1, policy.limits.num_steps - 1)
+
+
+def assert_same_trees(found, wanted):
+    assert found.level_starts == wanted.level_starts
+    assert found.valid.tolist() == wanted.valid.tolist()
+    assert (found.depths.tolist(), found.ranks.tolist()) == (
+        wanted.depths.tolist(),
+        wanted.ranks.tolist(),
+    )
+    for field in FIELDS:  # padding may hold anything
+        pairs = ((getattr(trees, field)[trees.valid]).tolist() for trees in (found, wanted))
+        assert next(pairs) == next(pairs), field
 
 
 def test_the_policies_here_stop_narrow_and_go_on(make_worker):
@@ -122,7 +141,7 @@ def test_the_policies_here_stop_narrow_and_go_on(make_worker):
     for name in ("price", "price-stops-soon", "price-drafts-on"):
         steps = EagerSteps(make_worker(), chooses=False)
         rows = {"broken": [], "speculating": [True] * 4}
-        trees, _ = draft(StepwiseDrafter, steps, POLICIES[name], [3, 0, 4, 1], **rows)
+        trees, *_ = draft(StepwiseDrafter, steps, POLICIES[name], [3, 0, 4, 1], **rows)
         depths.add(trees.depth)
         ends = [*trees.level_starts[1:], trees.num_nodes]
         widths |= {

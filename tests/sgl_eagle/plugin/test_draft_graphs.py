@@ -17,13 +17,16 @@ def run_round(steps, batch, choices):
     import torch
 
     rows = steps.start(batch)
-    found = [rows.roots.tolist()]
     steps.plan()
+    steps.run_first(0)
+    layout, mail = rows.layout, rows.mail
+    found = [layout.lengths(mail).tolist(), layout.roots(mail).tolist()]
+    found.append(layout.level(mail, 0)[:, :, 0].tolist())
     for step, nodes in enumerate(choices):
         rows.choice[:, 0] = torch.tensor(nodes)
         rows.choice[:, 1] = rows.choice[:, 0] // BRANCHES
         steps.run(step)
-        found.append(rows.level.tolist())
+        found.append(layout.level(mail, step + 1).tolist())
     return found
 
 
@@ -33,7 +36,7 @@ def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, o
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
     captured = make_worker()
-    graphs = DraftGraphs(captured, chooses=False)
+    graphs = DraftGraphs(captured, chooses=False, num_certain_steps=0)
     assert graphs.fits(4)
     assert not graphs.fits(5)
     # A large batch first: what it leaves in the buffers must not reach the smaller ones.
@@ -53,7 +56,7 @@ def test_a_round_may_end_after_any_step(make_worker):
     from sgl_eagle.plugin.draft_graphs import DraftGraphs
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
-    graphs = DraftGraphs(make_worker(), chooses=False)
+    graphs = DraftGraphs(make_worker(), chooses=False, num_certain_steps=0)
     choices = [[[0, 1, 2]] * 3, [[5, 1, 7]] * 3, [[0, 0, 8]] * 3]
     for num_steps in (3, 1, 0, 2):
         wanted = run_round(

@@ -35,7 +35,7 @@ def make(monkeypatch):
     """Makes the buffers, worker and batch of some rows, padded with rows of zeros."""
     torch = pytest.importorskip("torch")
     from sgl_eagle.plugin import compat
-    from sgl_eagle.plugin.draft_segment import DraftBuffers, read_batch, start_round
+    from sgl_eagle.plugin.draft_segment import DraftBuffers, place_roots, read_batch, start_round
 
     alone = SimpleNamespace(world_size=1, rank_in_group=0)
     monkeypatch.setattr(compat, "tensor_parallel_group", lambda: alone)
@@ -72,6 +72,7 @@ def make(monkeypatch):
             ),
         )
         read_batch(buffers.first(len(rows)), batch)
+        place_roots(buffers)
         start_round(worker, buffers)
         steps = SimpleNamespace(positions=buffers.positions, spec_info=SimpleNamespace())
         return worker, steps, buffers
@@ -88,24 +89,33 @@ def run(worker, batch, buffers, step, nodes):
     buffers.choice[: len(nodes), 0] = nodes
     buffers.choice[: len(nodes), 1] = nodes // BRANCHES
     run_segment(worker, batch, buffers, step)
-    level = buffers.level[: len(nodes)].numpy()
+    level = buffers.layout.level(buffers.mail, step + 1)[: len(nodes)].numpy()
     return level[:, 0], np.ascontiguousarray(level[:, 1]).view(np.float32)
-
-
-def test_roots_are_a_level_of_one_branch(make):
-    _, _, buffers = make([0, 1])
-    assert buffers.level[:, 0, 0].tolist() == ROOT_IDS
-    probs = np.exp(buffers.level[:, 1, 0].numpy().view(np.float32))
-    assert probs.tolist() == [[0.5, 0.25, 0.125]] * 2
 
 
 def test_the_host_learns_all_of_the_roots_at_once(make):
     _, _, buffers = make([0, 1], num_padding=1)
-    roots = buffers.roots[:2].numpy()
-    assert roots[:, :BRANCHES].tolist() == ROOT_IDS
-    probs = np.exp(np.ascontiguousarray(roots[:, BRANCHES : 2 * BRANCHES]).view(np.float32))
+    layout, mail = buffers.layout, buffers.mail[:2].numpy()
+    level = layout.level(mail, 0)[:, :, 0]
+    assert level[:, 0].tolist() == ROOT_IDS
+    probs = np.exp(np.ascontiguousarray(level[:, 1]).view(np.float32))
     assert probs.tolist() == [[0.5, 0.25, 0.125]] * 2
-    assert roots[:, -2:].tolist() == [[10, 3], [11, 4]]
+    assert layout.lengths(mail).tolist() == [10, 11]
+    assert layout.roots(mail).tolist() == [3, 4]
+
+
+def test_no_part_of_the_mail_is_in_another():
+    from sgl_eagle.plugin.round_mail import RoundMail
+
+    layout = RoundMail(branches=BRANCHES, num_steps=NUM_STEPS)
+    mail = np.zeros((2, layout.width), np.int32)
+    layout.lengths(mail)[:] += 1
+    layout.roots(mail)[:] += 1
+    for index in range(NUM_STEPS):
+        layout.level(mail, index)[:] += 1
+    for step in range(NUM_STEPS - 1):
+        layout.frontier(mail, step)[:] += 1
+    assert (mail == 1).all()
 
 
 def test_branches_have_slots_of_their_own_and_padding_has_none(make):
