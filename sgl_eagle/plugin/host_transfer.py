@@ -7,6 +7,7 @@ the host wants it; work that was launched in between goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,12 @@ from torch import Tensor
 
 _ALIGNMENT = 16
 """Bytes; a view of part of a buffer as another dtype must start at a multiple of its size."""
+
+
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
 
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
@@ -95,16 +102,14 @@ class HostTransfer:
             starts.append(end)
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         staged = self._grown(self._together, 0, end)[:end]
+        bytes_of_staged = staged.numpy()
         for start, array in zip(starts, arrays, strict=True):
-            dtype = torch.from_numpy(array[:0]).dtype
-            part = staged[start : start + array.nbytes].view(dtype).view(array.shape)
-            np.copyto(part.numpy(), array)
+            part = bytes_of_staged[start : start + array.nbytes].view(array.dtype)
+            np.copyto(part.reshape(array.shape), array)
         sent = torch.empty(end, dtype=torch.uint8, device=self._device)
         sent.copy_(staged, non_blocking=True)
         return [
-            sent[start : start + array.nbytes]
-            .view(torch.from_numpy(array[:0]).dtype)
-            .view(array.shape)
+            sent[start : start + array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
         ]
 

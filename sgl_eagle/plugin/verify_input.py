@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -216,10 +217,16 @@ def send_trees(
     size = int(ends[-1]) if num_rows else 0
     buffer = layout.buffer
     mask = ancestors.new_empty(size) if buffer is None else buffer[:size]
+    seen = ancestors.flatten().view(mask.dtype)  # a truth value is one byte, whatever the dtype
     if layout.shows_prefix:
         mask.fill_(1)
-        places = sent[5, :, :, None] + torch.arange(num_nodes, device=sent.device)
-        mask.scatter_(0, places.flatten(), ancestors.flatten().to(mask.dtype))
+        places = sent[5, :, :, None] + _node_offsets(num_nodes, sent.device)
+        mask.scatter_(0, places.flatten(), seen)
     else:
-        mask.copy_(ancestors.flatten())
+        mask.copy_(seen)
     return TreeTensors(numbers=sent[:5], mask=mask)
+
+
+@cache
+def _node_offsets(num_nodes: int, device: torch.device) -> Tensor:
+    return torch.arange(num_nodes, device=device)
