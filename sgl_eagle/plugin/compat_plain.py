@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.ranks import Ranks
 
 _SET_BY_DECODING = (
     *("spec_info", "input_ids", "out_cache_loc"),
@@ -71,6 +72,7 @@ def run_decode(worker: Any, batch: Any, *, keeps_features: bool) -> Any:
         batch=None, forward_batch=forward_batch, is_verify=True
     )
     tokens = runner.sample(output.logits_output, forward_batch)
+    Ranks(compat.tensor_parallel_group()).share_tensor(tokens)
     return GenerationBatchResult(
         logits_output=output.logits_output,
         next_token_ids=tokens,
