@@ -22,10 +22,10 @@ def confuse_second_rank():
     """The second tensor-parallel rank proposes other tokens, with other confidences."""
     write = draft_segment._write_level
 
-    def write_confused(worker, buffers, ids, log_probs):
+    def write_confused(worker, buffers, index, ids, log_probs):
         if compat.tensor_parallel_group().rank_in_group == 1:
             ids, log_probs = ids.roll(1, -1), log_probs * 0.5
-        write(worker, buffers, ids, log_probs)
+        write(worker, buffers, index, ids, log_probs)
 
     draft_segment._write_level = write_confused
 
