@@ -118,7 +118,9 @@ def collect_provenance(args):
     gpu = None
     if args.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+        text = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        counts = Counter(text.strip().splitlines())
+        gpu = "; ".join(f"{count} x {name}" for name, count in counts.items())
     words = map(_shorten, sys.argv[1:])
     return {
         "command": shlex.join(["python", "tests/gpu/serving/check_serving.py", *words]),
