@@ -534,6 +534,8 @@ def test_ctrl_c_keeps_what_was_finished(pair, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # A shell's background jobs, this one perhaps, ignore it, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not list(out.glob("*.parquet")):
