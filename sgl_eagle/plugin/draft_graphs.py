@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sgl_eagle.plugin import compat_graphs
+from sgl_eagle.plugin.device_trees import empty_trees, write_trees
 from sgl_eagle.plugin.draft_segment import (
     DraftBuffers,
     choose_frontier,
@@ -18,6 +19,7 @@ from sgl_eagle.plugin.draft_segment import (
     run_segment,
     start_round,
 )
+from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class DraftGraphs:
         self._firsts: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._steps: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._forward_batches: dict[int, Any] = {}
+        self._trees: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, TreeTensors]] = {}
         self._size = 0
         self._batch: Any = None
         started = time.perf_counter()
@@ -135,6 +138,43 @@ class DraftGraphs:
             step: 0-based draft step.
         """
         self._steps[self._size, step].replay()
+
+    def capture_trees(self, num_steps: int, num_draft_tokens: int, layout: MaskLayout) -> None:
+        """Prepare `lay_out_trees` for all batch sizes.
+
+        Args:
+            num_steps: Draft steps that will have run.
+            num_draft_tokens: Nodes of every tree, root included.
+            layout: Of the mask, with its buffer.
+        """
+        with compat_graphs.capturing() as stream:
+            for size in reversed(self._sizes):
+                rows = self._buffers.first(size)
+                trees = empty_trees(rows, num_draft_tokens, layout)
+                write = partial(
+                    write_trees, rows, num_steps, trees, shows_prefix=layout.shows_prefix
+                )
+                graph = compat_graphs.capture_graph(write, stream)
+                self._trees[size, num_draft_tokens] = graph, trees
+
+    def lay_out_trees(
+        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
+    ) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps.
+
+        Args:
+            num_steps: Draft steps that ran.
+            num_draft_tokens: Nodes of every tree, root included; as captured.
+            layout: Of the mask; as captured.
+
+        Returns:
+            B trees; the next round's replace them.
+        """
+        del num_steps, layout
+        graph, trees = self._trees[self._size, num_draft_tokens]
+        graph.replay()
+        num_rows = len(self._batch.seq_lens)
+        return TreeTensors(numbers=trees.numbers[:, :num_rows], mask=trees.mask)
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> None:
         rows = self._buffers.first(size)

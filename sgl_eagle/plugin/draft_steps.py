@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sgl_eagle.plugin import compat, compat_graphs
+from sgl_eagle.plugin.device_trees import empty_trees, write_trees
 from sgl_eagle.plugin.draft_segment import (
     DraftBuffers,
     choose_frontier,
@@ -13,6 +14,7 @@ from sgl_eagle.plugin.draft_segment import (
     run_segment,
     start_round,
 )
+from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 
 
 class DraftSteps(Protocol):
@@ -53,6 +55,21 @@ class DraftSteps(Protocol):
 
         Args:
             step: 0-based draft step.
+        """
+        ...
+
+    def lay_out_trees(
+        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
+    ) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps.
+
+        Args:
+            num_steps: Draft steps that ran.
+            num_draft_tokens: Nodes of every tree, root included.
+            layout: Of the mask; rows over the prefix need its buffer.
+
+        Returns:
+            B trees.
         """
         ...
 
@@ -116,3 +133,20 @@ class EagerSteps:
         if self.chooses:
             choose_frontier(self._buffers, step)
         run_segment(self._worker, self._forward_batch, self._buffers, step)
+
+    def lay_out_trees(
+        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
+    ) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps.
+
+        Args:
+            num_steps: Draft steps that ran.
+            num_draft_tokens: Nodes of every tree, root included.
+            layout: Of the mask; rows over the prefix need its buffer.
+
+        Returns:
+            B trees.
+        """
+        trees = empty_trees(self._buffers, num_draft_tokens, layout)
+        write_trees(self._buffers, num_steps, trees, shows_prefix=layout.shows_prefix)
+        return trees

@@ -51,7 +51,7 @@ class StepListener(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
     requests: list[Any]
-    drafted: DraftedTrees | None
+    drafted: DraftedTrees | Callable[[], DraftedTrees] | None
     result: Any
     after_prefill: bool
 
@@ -88,7 +88,7 @@ class StepObserver:
         self._now = now
         self._launched: deque[_Launched] = deque()
         self._after_prefill = True
-        self._drafted: DraftedTrees | None = None
+        self._drafted: DraftedTrees | Callable[[], DraftedTrees] | None = None
         self._last_end = self._last_export = self._last_log = now()
         self._batch_size = 1
         self.counts = StepCounts()
@@ -100,11 +100,11 @@ class StepObserver:
         """Note that a prefill runs between two decode steps."""
         self._after_prefill = True
 
-    def drafted(self, drafted: DraftedTrees) -> None:
+    def drafted(self, drafted: DraftedTrees | Callable[[], DraftedTrees]) -> None:
         """Note what was drafted for the step that is about to be launched.
 
         Args:
-            drafted: Of all its requests.
+            drafted: Of all its requests, or what says so once the step is over.
         """
         self._drafted = drafted
 
@@ -140,13 +140,14 @@ class StepObserver:
             logger.warning("SGL_EAGLE lost track of its steps and goes on with the next")
             self._launched.clear()
             return
+        drafted = launched.drafted
         now = self._now()
         elapsed_us = None if launched.after_prefill else 1e6 * (now - self._last_end)
         self._last_end = now
         step = FinishedStep(
             requests=launched.requests,
             counted=np.array([not is_over(request) for request in launched.requests], np.bool_),
-            drafted=launched.drafted,
+            drafted=drafted() if callable(drafted) else drafted,
             emitted=emitted_tokens(launched.result),
             num_accept_tokens=num_accept_tokens(launched.result),
             elapsed_us=elapsed_us,

@@ -25,6 +25,7 @@ from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.reference.decision_time import with_decision_times
 from sgl_eagle_harness.cost_file import CostFile
 from sgl_eagle_harness.cost_table import CostSetup
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.tier import SpeculationTier
 from sgl_eagle_harness.types import BatchContext, BoolArray, TreeLimits
@@ -34,7 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlainProbe(Eagle2Policy):
+class _Probe(Eagle2Policy):
+    """Drafts EAGLE-2 trees as the price rule drafts its own: asked after every level."""
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        return ConfidenceOrder(num_certain_steps=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlainProbe(_Probe):
     """Could draft, and never does: the tier of a speculating server that decodes plainly."""
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
@@ -108,9 +118,7 @@ def probe_policy(limits: TreeLimits, num_tokens: int) -> Eagle2Policy:
         < num_tokens
     ):
         depth += 1
-    return Eagle2Policy(
-        limits=TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=num_tokens)
-    )
+    return _Probe(limits=TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=num_tokens))
 
 
 def measured_costs(

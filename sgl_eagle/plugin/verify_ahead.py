@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from sgl_eagle.plugin import compat
 from sgl_eagle.plugin.verify_input import TreeTensors
 
@@ -39,28 +37,21 @@ class PreparedVerify:
         self.tensors.numbers.copy_(trees.numbers)
 
 
-def prepare_verify(
-    worker: Any, batch: Any, num_draft_tokens: int, mask_buffer: torch.Tensor
-) -> PreparedVerify:
+def prepare_verify(worker: Any, batch: Any, tensors: TreeTensors) -> PreparedVerify:
     """Prepare a verify pass; the batch is left as it was.
 
     Args:
         worker: Our worker, in the runtime state of the size.
         batch: SGLang's running batch of B requests.
-        num_draft_tokens: Nodes of every tree, root included.
-        mask_buffer: The attention's own.
+        tensors: Room for B trees of M nodes, the mask in the attention's own buffer.
 
     Returns:
         The pass.
     """
-    shape = (5, len(batch.seq_lens), num_draft_tokens)
-    tensors = TreeTensors(
-        numbers=torch.zeros(shape, dtype=torch.int64, device=worker.device), mask=mask_buffer
-    )
     verify_input = make_verify_input(worker, tensors)
     compat.prepare_verify_ahead(worker, batch, verify_input)
     return PreparedVerify(
-        num_draft_tokens=num_draft_tokens, verify_input=verify_input, tensors=tensors
+        num_draft_tokens=tensors.numbers.shape[2], verify_input=verify_input, tensors=tensors
     )
 
 

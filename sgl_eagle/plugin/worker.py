@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sgl_eagle.plugin import compat, compat_graphs, compat_plain
 from sgl_eagle.plugin.ahead_drafter import AheadDrafter
@@ -20,6 +21,7 @@ from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
 from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
 from sgl_eagle.plugin.finished_step import DraftedTrees
+from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, ForeseenRounds, decides_nothing
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.plain_rounds import PlainRounds
@@ -36,6 +38,7 @@ from sgl_eagle.plugin.verify_ahead import PreparedVerify, make_verify_input, pre
 from sgl_eagle.plugin.verify_input import (
     MaskLayout,
     PackedTrees,
+    TreeTensors,
     largest_tree,
     pack_trees,
     send_trees,
@@ -44,13 +47,16 @@ from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import NO_NODE, BoolArray, IntArray, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
 
 class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # untyped base
     """Speculates as a `SpecPolicy` decides; prefill and memory pools are SGLang's own EAGLE's."""
+
+    _decoded_last = False
+    _foreseen: ForeseenRounds | None = None
 
     def __init__(self, *, server_args: Any, target_worker: Any, **kwargs: Any) -> None:
         model_config = target_worker.model_runner.model_config
@@ -80,8 +86,9 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         compat_graphs.leave_out_draft_loop(self.draft_worker)
         if self._policy.limits is None:
             compat_plain.leave_out_draft_prefill(self.draft_worker)
-        # The roots and the levels of all draft steps may be on their way at the same time.
-        self._transfer = HostTransfer(self.device, num_slots=self.speculative_num_steps)
+        # Mail after each draft step of a round may be on its way at the same time.
+        num_steps = self.speculative_num_steps
+        self._transfer = HostTransfer(self.device, num_slots=num_steps + MAILS_KEPT)
         self._clock = RoundClock()
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers = RequestTiers()
@@ -89,7 +96,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._latest_size: int | None = None
         self._prepared: PreparedVerify | None = None
         self._observer: StepObserver | None = None
-        self._decoded_last = False
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
     def init_cuda_graphs(self) -> None:
@@ -112,6 +118,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         if graphs is not None and graphs.chooses != chooses:
             with compat.draft_context():
                 self._draft_graphs = self._capture_draft_steps()
+        self._foreseen = self._make_foreseen_rounds()
         if self._ranks.leads:  # the others would see the same
             self._observer = make_observer(
                 self, self._policy, self._limits, self._clock, self._settings
@@ -217,8 +224,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             result = self._plain_rounds.decode(batch, names, self._clock, on_publish)
             self._decoded_last = True
         else:
-            drafted = None if choice is None else self._draft_trees(batch, choice)
-            result = self._verify(batch, drafted, on_publish, grammar_barrier)
+            verify_input = None if choice is None else self._draft(batch, choice)
+            result = self._verify(batch, verify_input, on_publish, grammar_barrier)
         self._clock.end_round(len(batch.reqs))
         if (times := self._clock.take(self._rounds_per_log_line)) is not None:
             logger.info("SGL_EAGLE %s", times.describe())
@@ -228,19 +235,14 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         return result
 
     def _verify(
-        self,
-        batch: Any,
-        drafted: tuple[PackedTrees, ServerDrafter] | None,
-        on_publish: Any,
-        grammar_barrier: Any,
+        self, batch: Any, verify_input: Any | None, on_publish: Any, grammar_barrier: Any
     ) -> Any:
-        num_draft_tokens = 1 if drafted is None else drafted[0].tokens.shape[1]
+        num_draft_tokens = 1 if verify_input is None else int(verify_input.draft_token_num)
         with self._states.active(num_draft_tokens):
             with self._clock.stage("verify"):
-                if drafted is None:
-                    batch.spec_info = compat.make_plain_input(self, batch)
-                else:
-                    batch.spec_info = self._verify_input(*drafted)
+                if verify_input is None:
+                    verify_input = compat.make_plain_input(self, batch)
+                batch.spec_info = verify_input
                 result = compat.run_verify(
                     self,
                     batch,
@@ -283,31 +285,73 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             choice = self._tiers.choose(self._policy, batch, names, num_unseen)
         return choice if choice.speculating.any() or self._states.sizes[0] > 1 else None
 
-    def _draft_trees(self, batch: Any, choice: TierChoice) -> tuple[PackedTrees, ServerDrafter]:
-        self._prepared = None
-        with self._clock.stage("roots"), compat.draft_context():
-            drafter = self._begin_drafting(batch, choice.speculating)
-            self._prepare_verify(batch)
-            drafter.meet_roots()
-        with self._clock.stage("decide"), compat.draft_context():
-            return self._choose_trees(drafter, choice), drafter
-
-    def _begin_drafting(self, batch: Any, speculating: BoolArray) -> ServerDrafter:
+    def _draft(self, batch: Any, choice: TierChoice) -> Any:
+        # An `EagleVerifyInput`.
         order, graphs = self._order, self._draft_graphs
-        chooses = order is not None
+        num_rows, chooses = len(choice.speculating), order is not None
         steps: DraftSteps = EagerSteps(self.draft_worker, chooses=chooses)
-        if graphs is not None and graphs.chooses == chooses and graphs.fits(len(speculating)):
+        if graphs is not None and graphs.chooses == chooses and graphs.fits(num_rows):
             steps = graphs
-        make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
-        limits = self._policy.limits or self._limits
-        return make(
-            steps,
-            batch,
+        with compat.draft_context():
+            if self._foreseen is not None and choice.speculating.all():
+                verify_input = self._foreseen_input(self._foreseen, steps, batch)
+                if verify_input is not None:
+                    return verify_input
+            make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
+            limits = self._policy.limits or self._limits
+            self._prepared = None
+            with self._clock.stage("roots"):
+                drafter = make(
+                    steps,
+                    batch,
+                    self._transfer,
+                    self._clock,
+                    speculating=choice.speculating,
+                    num_steps=limits.num_steps - 1,
+                )
+                self._prepare_verify(batch)
+                drafter.meet_roots()
+            with self._clock.stage("decide"):
+                packed = self._choose_trees(drafter, choice)
+        with self._clock.stage("verify"), self._states.active(packed.tokens.shape[1]):
+            return self._verify_input(packed, drafter)
+
+    def _make_foreseen_rounds(self) -> ForeseenRounds | None:
+        limits = self._policy.limits
+        if limits is None or self._order is None or not decides_nothing(self._policy):
+            return None
+        size, num_steps = limits.num_draft_tokens, limits.num_steps - 1
+        if self.plan_stream is not None or size not in self._states.sizes:
+            return None
+        if self._draft_graphs is not None:
+            with self._states.active(size), compat.draft_context():
+                layout = self._mask_layout(1)
+                if layout.buffer is None:
+                    return None
+                self._draft_graphs.capture_trees(num_steps, size, layout)
+        return ForeseenRounds(
             self._transfer,
-            self._clock,
-            speculating=speculating,
-            num_steps=limits.num_steps - 1,
+            num_steps=num_steps,
+            num_draft_tokens=size,
+            first_slot=self.speculative_num_steps,
         )
+
+    def _foreseen_input(self, rounds: ForeseenRounds, steps: DraftSteps, batch: Any) -> Any | None:
+        # None where only the host knows where the mask goes.
+        with self._clock.stage("roots"), self._states.active(rounds.num_draft_tokens):
+            layout = self._mask_layout(len(batch.reqs))
+            if layout.shows_prefix and layout.buffer is None:
+                return None
+            trees, late = rounds.draft(steps, batch, layout, self._clock)
+            if self._observer is not None:
+                self._observer.drafted(late)
+            if layout.buffer is None or not self._states.captured:
+                return make_verify_input(self, trees)
+            return prepare_verify(self, batch, trees).verify_input
+
+    def _mask_layout(self, num_rows: int) -> MaskLayout:
+        shows_prefix, buffer = compat.tree_mask_layout(self.target_worker, num_rows)
+        return MaskLayout(shows_prefix=shows_prefix, buffer=buffer)
 
     def _choose_trees(self, drafter: ServerDrafter, choice: TierChoice) -> PackedTrees:
         trees = drafter.foreseen_trees()
@@ -325,19 +369,21 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         if size is None or not self._states.captured or self.plan_stream is not None:
             return
         with self._states.active(size):
-            _, buffer = compat.tree_mask_layout(self.target_worker, len(batch.reqs))
-            if buffer is not None:
-                self._prepared = prepare_verify(self, batch, size, buffer)
+            layout = self._mask_layout(len(batch.reqs))
+            if layout.buffer is not None:
+                shape = (5, len(batch.reqs), size)
+                numbers = torch.zeros(shape, dtype=torch.int64, device=self.device)
+                room = TreeTensors(numbers=numbers, mask=layout.buffer)
+                self._prepared = prepare_verify(self, batch, room)
 
     def _verify_input(self, packed: PackedTrees, drafter: ServerDrafter) -> Any:
         num_rows, num_draft_tokens = packed.tokens.shape
-        shows_prefix, buffer = compat.tree_mask_layout(self.target_worker, num_rows)
         trees = send_trees(
             packed,
             self._transfer,
             root_tokens=drafter.root_tokens,
             context_len=drafter.context_len,
-            layout=MaskLayout(shows_prefix=shows_prefix, buffer=buffer),
+            layout=self._mask_layout(num_rows),
         )
         self._latest_size = num_draft_tokens
         prepared, self._prepared = self._prepared, None

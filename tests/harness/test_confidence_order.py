@@ -83,12 +83,21 @@ class Watched:
 def test_frontiers_are_the_first_of_the_promised_order(name, seed):
     policy = PROMISING[name]
     watched = Watched(policy)
-    grow_trees(CoarseDrafter(seed), watched, make_batch(NUM_ROWS))
-    num_certain_steps = confidence_order(policy).num_certain_steps
+    trees = grow_trees(CoarseDrafter(seed), watched, make_batch(NUM_ROWS))
+    order = confidence_order(policy)
+    num_certain_steps = order.num_certain_steps
     assert num_certain_steps in {0, policy.limits.num_steps - 1}
     for depth, num_chosen, num_nodes in watched.num_chosen:
         if depth <= num_certain_steps:
             assert num_chosen == min(num_nodes, policy.limits.topk)
+    if order.num_draft_tokens is not None:
+        assert order.num_draft_tokens == policy.limits.num_draft_tokens
+        verified = policy.select_verify(trees, make_batch(NUM_ROWS))
+        for row in range(NUM_ROWS):
+            columns = np.flatnonzero(trees.valid[row])
+            best = np.argsort(-trees.path_log_confidence[row, columns], kind="stable")
+            wanted = np.sort(columns[best[: order.num_draft_tokens - 1]])
+            assert verified[row][verified[row] != NO_NODE].tolist() == wanted.tolist()
 
 
 def test_a_price_that_follows_the_server_promises_what_its_prior_does():

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sgl_eagle.plugin import compat, draft_segment, verify_input
+from sgl_eagle.plugin import compat, device_trees, draft_segment, verify_input
 
 
 def break_tree_mask():
@@ -16,6 +16,12 @@ def break_tree_mask():
         return dataclasses.replace(packed, ancestors=np.tril(np.ones_like(packed.ancestors)))
 
     verify_input.pack_trees = pack_as_chain  # before the worker's module takes it from there
+    write = device_trees._write_mask
+
+    def write_as_chain(mask, ancestors, lengths):
+        write(mask, ancestors.new_ones(ancestors.shape).tril(), lengths)
+
+    device_trees._write_mask = write_as_chain
 
 
 def confuse_second_rank():

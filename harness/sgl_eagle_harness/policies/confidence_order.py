@@ -10,7 +10,7 @@ from sgl_eagle_harness.policies.protocol import SpecPolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfidenceOrder:
-    """A promise about `SpecPolicy.select_frontier`.
+    """A promise about `SpecPolicy.select_frontier`, and perhaps about `select_verify`.
 
     In every row the frontier is the first nodes of the newest level in the order of their path
     confidence, highest first, lowest column first among equals. How many is the policy's decision.
@@ -18,9 +18,12 @@ class ConfidenceOrder:
     Attributes:
         num_certain_steps: Draft steps after that of the roots which the policy always takes with
             `limits.topk` nodes, or as many as a row has; it decides from then on.
+        num_draft_tokens: Nodes that are verified, root included, where these are always the most
+            confident of all levels, lowest column first among equals; None if it decides.
     """
 
     num_certain_steps: int
+    num_draft_tokens: int | None = None
 
 
 @runtime_checkable

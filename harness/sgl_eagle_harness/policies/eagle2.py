@@ -52,8 +52,11 @@ class Eagle2Policy:
 
     @property
     def confidence_order(self) -> ConfidenceOrder:
-        """Every step expands the topk most confident nodes."""
-        return ConfidenceOrder(num_certain_steps=self.limits.num_steps - 1)
+        """Every step expands the topk most confident nodes; reranking goes by confidence too."""
+        return ConfidenceOrder(
+            num_certain_steps=self.limits.num_steps - 1,
+            num_draft_tokens=self.limits.num_draft_tokens,
+        )
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.

@@ -110,7 +110,10 @@ class StaticPolicy:
         """A chain expands its only node; other shapes go by rank, whatever the confidence."""
         if self.limits.topk > 1:
             return None
-        return ConfidenceOrder(num_certain_steps=self.limits.num_steps - 1)
+        return ConfidenceOrder(
+            num_certain_steps=self.limits.num_steps - 1,
+            num_draft_tokens=self.limits.num_draft_tokens,
+        )
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Always.

@@ -66,7 +66,8 @@ def test_the_pass_is_prepared_once_and_sees_the_trees(common):
     )
     before = dict(vars(batch))
     mask = torch.zeros(64, dtype=torch.uint8)
-    prepared = prepare_verify(worker, batch, 3, mask)
+    room = TreeTensors(numbers=torch.zeros((5, 2, 3), dtype=torch.int64), mask=mask)
+    prepared = prepare_verify(worker, batch, room)
     assert vars(batch) == before
     trees = TreeTensors(numbers=torch.arange(30).view(5, 2, 3), mask=mask[:18])
     prepared.fill(trees)

@@ -1,0 +1,112 @@
+"""Rounds of a policy that has nothing to decide: the host launches them and waits for nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sgl_eagle.plugin.draft_steps import DraftSteps
+from sgl_eagle.plugin.finished_step import DraftedTrees
+from sgl_eagle.plugin.foreseen_trees import assemble_trees
+from sgl_eagle.plugin.host_transfer import HostTransfer
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.round_mail import RoundMail
+from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
+from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.tree_build import select_rerank
+
+MAILS_KEPT = 3
+"""Rounds whose mail may be asked for: under overlap scheduling, that of the round before is."""
+
+
+def decides_nothing(policy: SpecPolicy) -> bool:
+    """Whether the host can launch a whole round without asking a policy.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True if its draft steps and verified nodes follow from confidences alone.
+    """
+    order, limits = confidence_order(policy), policy.limits
+    if order is None or limits is None or order.num_draft_tokens is None:
+        return False
+    return order.num_certain_steps == limits.num_steps - 1
+
+
+class ForeseenRounds:
+    """Drafts and lays out trees on the device, and tells the host later what they were."""
+
+    def __init__(
+        self, transfer: HostTransfer, *, num_steps: int, num_draft_tokens: int, first_slot: int
+    ) -> None:
+        """Prepare.
+
+        Args:
+            transfer: From the draft's device.
+            num_steps: Draft steps after that of the roots.
+            num_draft_tokens: Nodes of every tree, root included.
+            first_slot: Of the transfer; it and the next `MAILS_KEPT - 1` are free for mail.
+        """
+        self._transfer, self._first_slot = transfer, first_slot
+        self.num_steps, self.num_draft_tokens = num_steps, num_draft_tokens
+        self._round_ct = 0
+
+    def draft(
+        self, steps: DraftSteps, batch: Any, layout: MaskLayout, clock: RoundClock
+    ) -> tuple[TreeTensors, LateTrees]:
+        """Launch everything up to the trees.
+
+        Args:
+            steps: Runs draft steps that choose their nodes.
+            batch: The running batch of B requests, all of which draft.
+            layout: Of the mask.
+            clock: Counts draft steps.
+
+        Returns:
+            B trees on the device, and what the host may ask about them once the step is over.
+        """
+        buffers = steps.start(batch)
+        if self.num_steps:
+            steps.plan()
+        with clock.stage("draft"):
+            steps.run_first(self.num_steps)
+        slot = self._first_slot + self._round_ct % MAILS_KEPT
+        self._round_ct += 1
+        self._transfer.begin(slot, buffers.mail)
+        trees = steps.lay_out_trees(self.num_steps, self.num_draft_tokens, layout)
+        return trees, LateTrees(self, self._transfer, slot, buffers.layout)
+
+
+class LateTrees:
+    """The trees of one round, put together when somebody asks."""
+
+    def __init__(
+        self, rounds: ForeseenRounds, transfer: HostTransfer, slot: int, layout: RoundMail
+    ) -> None:
+        """Remember where they will be.
+
+        Args:
+            rounds: Whose round it is.
+            transfer: Brings the mail.
+            slot: Where to.
+            layout: Of the mail.
+        """
+        self._rounds, self._transfer = rounds, transfer
+        self._slot, self._layout = slot, layout
+
+    def __call__(self) -> DraftedTrees:
+        """Wait for the mail, which has long arrived, and read it.
+
+        Returns:
+            What was drafted and verified.
+        """
+        mail = self._transfer.wait(self._slot)
+        everyone = np.ones(len(mail), np.bool_)
+        trees = assemble_trees(self._layout, mail, self._rounds.num_steps, speculating=everyone)
+        columns = select_rerank(
+            trees.path_log_confidence, trees.valid, self._rounds.num_draft_tokens - 1
+        )
+        return DraftedTrees(trees=trees, columns=columns)

@@ -1,0 +1,91 @@
+"""Trees that the device lays out are those that the host would have sent, to the last number."""
+
+import numpy as np
+import pytest
+
+from sgl_eagle.plugin.foreseen_trees import assemble_trees
+from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.types import BatchContext, TreeLimits
+
+pytestmark = pytest.mark.reference
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NUM_ROWS, BRANCHES, NUM_STEPS = 5, 3, 4
+
+
+def make_buffers(seed, device):
+    """Mail of a round whose steps chose as the device chooses; few probabilities, some of none."""
+    import torch
+
+    from sgl_eagle.plugin.draft_segment import DraftBuffers, choose_frontier
+
+    rng = np.random.default_rng(seed)
+    buffers = DraftBuffers.allocate(
+        num_rows=NUM_ROWS,
+        branches=BRANCHES,
+        num_steps=NUM_STEPS,
+        hidden=(2, torch.float32, device),
+    )
+    layout, mail = buffers.layout, buffers.mail
+    lengths = rng.integers(1, 20, NUM_ROWS)
+    buffers.seq_lens.copy_(torch.from_numpy(lengths))
+    layout.lengths(mail).copy_(buffers.seq_lens)
+    layout.roots(mail).copy_(torch.from_numpy(rng.integers(0, 99, NUM_ROWS)))
+    buffers.widths.fill_(BRANCHES)
+    for index in range(NUM_STEPS):
+        shape = (NUM_ROWS, BRANCHES, BRANCHES)
+        log_probs = -np.sort(rng.integers(0, 4, shape), axis=-1).astype(np.float32) / 3
+        log_probs[rng.random(shape[:2]) < 0.15, -1] = rng.choice([-np.inf, np.nan])
+        level = layout.level(mail, index)
+        level[:, 0].copy_(torch.from_numpy(rng.integers(0, 99, shape)))
+        level[:, 1].copy_(torch.from_numpy(log_probs.view(np.int32)))
+        if index + 1 < NUM_STEPS:
+            choose_frontier(buffers, index)
+    return buffers
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shows_prefix", [True, False], ids=["over-prefix", "over-tree"])
+@pytest.mark.parametrize("num_draft_tokens", [2, 8, 25])
+def test_the_device_writes_what_the_host_would_send(device, shows_prefix, num_draft_tokens):
+    import torch
+
+    from sgl_eagle.plugin.device_trees import write_trees
+    from sgl_eagle.plugin.host_transfer import HostTransfer
+    from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors, pack_trees, send_trees
+
+    limits = TreeLimits(num_steps=NUM_STEPS, topk=BRANCHES, num_draft_tokens=num_draft_tokens)
+    policy = Eagle2Policy(limits=limits)
+    sizes = set()
+    for seed in range(20):
+        buffers = make_buffers(seed, device)
+        mail = buffers.mail.cpu().numpy()
+        context_len = buffers.layout.lengths(mail).astype(np.int64)
+        batch = BatchContext(
+            batch_size=NUM_ROWS, context_len=context_len, num_pending=np.ones(NUM_ROWS, np.int64)
+        )
+        everyone = np.ones(NUM_ROWS, np.bool_)
+        trees = assemble_trees(buffers.layout, mail, NUM_STEPS - 1, speculating=everyone)
+        packed = pack_trees(trees, policy.select_verify(trees, batch), num_draft_tokens)
+        sizes |= set(packed.num_draft_tokens.tolist())
+        size = NUM_ROWS * num_draft_tokens * (20 + num_draft_tokens)
+        wanted = send_trees(
+            packed,
+            HostTransfer(device, 1),
+            root_tokens=buffers.layout.roots(mail).astype(np.int64),
+            context_len=context_len,
+            layout=MaskLayout(
+                shows_prefix=shows_prefix,
+                buffer=torch.zeros(size, dtype=torch.uint8, device=device),
+            ),
+        )
+        shape = (5, NUM_ROWS, num_draft_tokens)
+        found = TreeTensors(
+            numbers=torch.full(shape, 7, device=device),
+            mask=torch.zeros(size, dtype=torch.uint8, device=device),
+        )
+        write_trees(buffers, NUM_STEPS - 1, found, shows_prefix=shows_prefix)
+        assert found.numbers.tolist() == wanted.numbers.tolist()
+        assert found.mask[: len(wanted.mask)].tolist() == wanted.mask.tolist()
+    assert num_draft_tokens in sizes
+    assert len(sizes) > 1 or num_draft_tokens == 2
