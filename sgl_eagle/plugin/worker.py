@@ -6,23 +6,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from sgl_eagle.plugin import compat, compat_graphs, compat_plain
-from sgl_eagle.plugin.ahead_drafter import AheadDrafter
 from sgl_eagle.plugin.draft_backlog import DraftBacklog, window_size
 from sgl_eagle.plugin.draft_check import check_draft
-from sgl_eagle.plugin.draft_graphs import DraftGraphs
-from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
-from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
-from sgl_eagle.plugin.finished_step import DraftedTrees
-from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, ForeseenRounds, decides_nothing
-from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.plain_rounds import PlainRounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
@@ -34,20 +23,10 @@ from sgl_eagle.plugin.self_check import require_page_size_one
 from sgl_eagle.plugin.server_flags import read_settings
 from sgl_eagle.plugin.shared_decisions import share_decisions
 from sgl_eagle.plugin.startup import make_observer, settle_policy
-from sgl_eagle.plugin.verify_ahead import PreparedVerify, make_verify_input, prepare_verify
-from sgl_eagle.plugin.verify_input import (
-    MaskLayout,
-    PackedTrees,
-    TreeTensors,
-    largest_tree,
-    pack_trees,
-    send_trees,
-)
+from sgl_eagle.plugin.tree_rounds import TreeRounds
 from sgl_eagle.plugin.verify_sizes import verify_sizes
-from sgl_eagle_harness.draft_loop import grow_trees
-from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import NO_NODE, IntArray, TreeLimits
+from sgl_eagle_harness.types import IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +35,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
     """Speculates as a `SpecPolicy` decides; prefill and memory pools are SGLang's own EAGLE's."""
 
     _decoded_last = False
-    _foreseen: ForeseenRounds | None = None
 
     def __init__(self, *, server_args: Any, target_worker: Any, **kwargs: Any) -> None:
         model_config = target_worker.model_runner.model_config
@@ -86,15 +64,9 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         compat_graphs.leave_out_draft_loop(self.draft_worker)
         if self._policy.limits is None:
             compat_plain.leave_out_draft_prefill(self.draft_worker)
-        # Mail after each draft step of a round may be on its way at the same time.
-        num_steps = self.speculative_num_steps
-        self._transfer = HostTransfer(self.device, num_slots=num_steps + MAILS_KEPT)
         self._clock = RoundClock()
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers = RequestTiers()
-        self._draft_graphs: DraftGraphs | None = None
-        self._latest_size: int | None = None
-        self._prepared: PreparedVerify | None = None
         self._observer: StepObserver | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
@@ -102,11 +74,9 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """Capture the graphs of all draft steps and verify sizes."""
         super().init_cuda_graphs()
         capture = compat_graphs.captures_graphs(self.device)
+        sizes, drafts = verify_sizes(self._policy), self._policy.limits is not None
+        self._tree_rounds = TreeRounds(self, self._policy, capture=capture)
         with compat.draft_context():
-            if capture and self._policy.limits is not None and self.speculative_num_steps > 1:
-                self._draft_graphs = self._capture_draft_steps()
-            sizes = verify_sizes(self._policy)
-            drafts = self._policy.limits is not None
             self._states = RuntimeStates(self, sizes, capture=capture, keeps_features=drafts)
         num_rows = len(compat.token_table(self))
         backlog = DraftBacklog(num_rows=num_rows, window=window_size(sizes)) if drafts else None
@@ -114,11 +84,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._policy = settle_policy(
             self, self._policy, self._settings, self._ranks, in_graphs=capture
         )
-        graphs, chooses = self._draft_graphs, self._order is not None
-        if graphs is not None and graphs.chooses != chooses:
-            with compat.draft_context():
-                self._draft_graphs = self._capture_draft_steps()
-        self._foreseen = self._make_foreseen_rounds()
+        self._tree_rounds.settle(self._policy, self._states)
         if self._ranks.leads:  # the others would see the same
             self._observer = make_observer(
                 self, self._policy, self._limits, self._clock, self._settings
@@ -224,7 +190,11 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             result = self._plain_rounds.decode(batch, names, self._clock, on_publish)
             self._decoded_last = True
         else:
-            verify_input = None if choice is None else self._draft(batch, choice)
+            verify_input = None
+            if choice is not None:
+                verify_input = self._tree_rounds.draft(
+                    self._policy, self._states, batch, choice, self._clock, self._observer
+                )
             result = self._verify(batch, verify_input, on_publish, grammar_barrier)
         self._clock.end_round(len(batch.reqs))
         if (times := self._clock.take(self._rounds_per_log_line)) is not None:
@@ -259,22 +229,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 self._extend_draft(batch, result)
         return result
 
-    def _capture_draft_steps(self) -> DraftGraphs:
-        order = self._order
-        return DraftGraphs(
-            self.draft_worker,
-            chooses=order is not None,
-            num_certain_steps=0 if order is None else order.num_certain_steps,
-        )
-
-    @property
-    def _order(self) -> ConfidenceOrder | None:
-        # A draft step knows the children of all branches; a policy of fewer ranks fewer nodes.
-        limits = self._policy.limits
-        if limits is None or limits.topk != self.topk:
-            return None
-        return confidence_order(self._policy)
-
     def _choose_tiers(
         self, batch: Any, names: list[str], num_unseen: IntArray
     ) -> TierChoice | None:
@@ -284,113 +238,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         with self._clock.stage("decide"):
             choice = self._tiers.choose(self._policy, batch, names, num_unseen)
         return choice if choice.speculating.any() or self._states.sizes[0] > 1 else None
-
-    def _draft(self, batch: Any, choice: TierChoice) -> Any:
-        # An `EagleVerifyInput`.
-        order, graphs = self._order, self._draft_graphs
-        num_rows, chooses = len(choice.speculating), order is not None
-        steps: DraftSteps = EagerSteps(self.draft_worker, chooses=chooses)
-        if graphs is not None and graphs.chooses == chooses and graphs.fits(num_rows):
-            steps = graphs
-        with compat.draft_context():
-            if self._foreseen is not None and choice.speculating.all():
-                verify_input = self._foreseen_input(self._foreseen, steps, batch)
-                if verify_input is not None:
-                    return verify_input
-            make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
-            limits = self._policy.limits or self._limits
-            self._prepared = None
-            with self._clock.stage("roots"):
-                drafter = make(
-                    steps,
-                    batch,
-                    self._transfer,
-                    self._clock,
-                    speculating=choice.speculating,
-                    num_steps=limits.num_steps - 1,
-                )
-                self._prepare_verify(batch)
-                drafter.meet_roots()
-            with self._clock.stage("decide"):
-                packed = self._choose_trees(drafter, choice)
-        with self._clock.stage("verify"), self._states.active(packed.tokens.shape[1]):
-            return self._verify_input(packed, drafter)
-
-    def _make_foreseen_rounds(self) -> ForeseenRounds | None:
-        limits = self._policy.limits
-        if limits is None or self._order is None or not decides_nothing(self._policy):
-            return None
-        size, num_steps = limits.num_draft_tokens, limits.num_steps - 1
-        if self.plan_stream is not None or size not in self._states.sizes:
-            return None
-        if self._draft_graphs is not None:
-            with self._states.active(size), compat.draft_context():
-                layout = self._mask_layout(1)
-                if layout.buffer is None:
-                    return None
-                self._draft_graphs.capture_trees(num_steps, size, layout)
-        return ForeseenRounds(
-            self._transfer,
-            num_steps=num_steps,
-            num_draft_tokens=size,
-            first_slot=self.speculative_num_steps,
-        )
-
-    def _foreseen_input(self, rounds: ForeseenRounds, steps: DraftSteps, batch: Any) -> Any | None:
-        # None where only the host knows where the mask goes.
-        with self._clock.stage("roots"), self._states.active(rounds.num_draft_tokens):
-            layout = self._mask_layout(len(batch.reqs))
-            if layout.shows_prefix and layout.buffer is None:
-                return None
-            trees, late = rounds.draft(steps, batch, layout, self._clock)
-            if self._observer is not None:
-                self._observer.drafted(late)
-            if layout.buffer is None or not self._states.captured:
-                return make_verify_input(self, trees)
-            return prepare_verify(self, batch, trees).verify_input
-
-    def _mask_layout(self, num_rows: int) -> MaskLayout:
-        shows_prefix, buffer = compat.tree_mask_layout(self.target_worker, num_rows)
-        return MaskLayout(shows_prefix=shows_prefix, buffer=buffer)
-
-    def _choose_trees(self, drafter: ServerDrafter, choice: TierChoice) -> PackedTrees:
-        trees = drafter.foreseen_trees()
-        if trees is None:
-            trees = grow_trees(drafter, self._policy, choice.context)
-        columns = self._policy.select_verify(trees, choice.context)
-        columns = np.where(choice.speculating[:, None], columns, NO_NODE)
-        if self._observer is not None:
-            self._observer.drafted(DraftedTrees(trees=trees, columns=columns))
-        return pack_trees(trees, columns, self._states.size_for(largest_tree(columns)))
-
-    def _prepare_verify(self, batch: Any) -> None:
-        """Prepare the verify pass of this round at the size of the one before."""
-        size = self._latest_size
-        if size is None or not self._states.captured or self.plan_stream is not None:
-            return
-        with self._states.active(size):
-            layout = self._mask_layout(len(batch.reqs))
-            if layout.buffer is not None:
-                shape = (5, len(batch.reqs), size)
-                numbers = torch.zeros(shape, dtype=torch.int64, device=self.device)
-                room = TreeTensors(numbers=numbers, mask=layout.buffer)
-                self._prepared = prepare_verify(self, batch, room)
-
-    def _verify_input(self, packed: PackedTrees, drafter: ServerDrafter) -> Any:
-        num_rows, num_draft_tokens = packed.tokens.shape
-        trees = send_trees(
-            packed,
-            self._transfer,
-            root_tokens=drafter.root_tokens,
-            context_len=drafter.context_len,
-            layout=self._mask_layout(num_rows),
-        )
-        self._latest_size = num_draft_tokens
-        prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.num_draft_tokens != num_draft_tokens:
-            return make_verify_input(self, trees)
-        prepared.fill(trees)
-        return prepared.verify_input
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
         with self._clock.stage("extend"), compat.draft_context():

@@ -1,0 +1,244 @@
+"""Rounds in which somebody drafts: from the batch to the trees that the target verifies."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.ahead_drafter import AheadDrafter
+from sgl_eagle.plugin.draft_graphs import DraftGraphs
+from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
+from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
+from sgl_eagle.plugin.finished_step import DraftedTrees
+from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, ForeseenRounds, decides_nothing
+from sgl_eagle.plugin.host_transfer import HostTransfer
+from sgl_eagle.plugin.observer import StepObserver
+from sgl_eagle.plugin.request_tiers import TierChoice
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.runtime_states import RuntimeStates
+from sgl_eagle.plugin.verify_ahead import PreparedVerify, make_verify_input, prepare_verify
+from sgl_eagle.plugin.verify_input import (
+    MaskLayout,
+    PackedTrees,
+    TreeTensors,
+    largest_tree,
+    pack_trees,
+    send_trees,
+)
+from sgl_eagle_harness.draft_loop import grow_trees
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.types import NO_NODE
+
+
+class TreeRounds:
+    """Drafts, asks the policy, and lays trees out.
+
+    Of three ways the quickest that the policy allows: the device does everything; the device drafts
+    ahead of the policy; every step waits for it.
+    """
+
+    def __init__(self, worker: Any, policy: SpecPolicy, *, capture: bool) -> None:
+        """Capture the draft steps of a policy.
+
+        Args:
+            worker: Our worker.
+            policy: The one to start with.
+            capture: Whether the server decodes in graphs.
+        """
+        self._worker = worker
+        num_steps = int(worker.speculative_num_steps)
+        # Mail after each draft step of a round may be on its way at the same time.
+        self._transfer = HostTransfer(worker.device, num_slots=num_steps + MAILS_KEPT)
+        self._capture = capture and num_steps > 1
+        self._graphs: DraftGraphs | None = None
+        self._foreseen: ForeseenRounds | None = None
+        self._prepared: PreparedVerify | None = None
+        self._latest_size: int | None = None
+        self._capture_steps(policy)
+
+    def settle(self, policy: SpecPolicy, states: RuntimeStates) -> None:
+        """Prepare for the policy that will serve.
+
+        Args:
+            policy: It.
+            states: The graphs of its verify sizes.
+        """
+        order = self._order(policy)
+        if self._graphs is not None and self._graphs.chooses != (order is not None):
+            self._capture_steps(policy)
+        limits = policy.limits
+        if limits is None or order is None or not decides_nothing(policy):
+            return
+        size, num_steps = limits.num_draft_tokens, limits.num_steps - 1
+        if self._worker.plan_stream is not None or size not in states.sizes:
+            return
+        if self._graphs is not None:
+            with states.active(size), compat.draft_context():
+                layout = self._mask_layout(1)
+                if layout.buffer is None:
+                    return
+                self._graphs.capture_trees(num_steps, size, layout)
+        self._foreseen = ForeseenRounds(
+            self._transfer,
+            num_steps=num_steps,
+            num_draft_tokens=size,
+            first_slot=int(self._worker.speculative_num_steps),
+        )
+
+    def draft(
+        self,
+        policy: SpecPolicy,
+        states: RuntimeStates,
+        batch: Any,
+        choice: TierChoice,
+        clock: RoundClock,
+        observer: StepObserver | None,
+    ) -> Any:
+        """Draft for a batch.
+
+        Args:
+            policy: Drafts.
+            states: The graphs of its verify sizes.
+            batch: The running batch of B requests, with the latest draft input.
+            choice: Who drafts.
+            clock: Takes the times.
+            observer: Told what was drafted, if there is one.
+
+        Returns:
+            An `EagleVerifyInput`.
+        """
+        order = self._order(policy)
+        steps = self._steps(len(choice.speculating), chooses=order is not None)
+        with compat.draft_context():
+            if self._foreseen is not None and choice.speculating.all():
+                with clock.stage("roots"):
+                    foreseen = self._foresee(self._foreseen, states, steps, batch, clock, observer)
+                if foreseen is not None:
+                    return foreseen
+            with clock.stage("roots"):
+                drafter = self._begin(policy, steps, batch, choice, clock)
+                self._prepare_verify(states, batch)
+                drafter.meet_roots()
+            with clock.stage("decide"):
+                packed = _choose_trees(policy, states, drafter, choice, observer)
+        with clock.stage("verify"), states.active(packed.tokens.shape[1]):
+            return self._send(packed, drafter)
+
+    def _order(self, policy: SpecPolicy) -> ConfidenceOrder | None:
+        # A draft step knows the children of all branches; a policy of fewer ranks fewer nodes.
+        if policy.limits is None or policy.limits.topk != self._worker.topk:
+            return None
+        return confidence_order(policy)
+
+    def _capture_steps(self, policy: SpecPolicy) -> None:
+        if not self._capture or policy.limits is None:
+            return
+        order = self._order(policy)
+        with compat.draft_context():
+            self._graphs = DraftGraphs(
+                self._worker.draft_worker,
+                chooses=order is not None,
+                num_certain_steps=0 if order is None else order.num_certain_steps,
+            )
+
+    def _steps(self, num_rows: int, *, chooses: bool) -> DraftSteps:
+        graphs = self._graphs
+        if graphs is not None and graphs.chooses == chooses and graphs.fits(num_rows):
+            return graphs
+        return EagerSteps(self._worker.draft_worker, chooses=chooses)
+
+    def _foresee(
+        self,
+        rounds: ForeseenRounds,
+        states: RuntimeStates,
+        steps: DraftSteps,
+        batch: Any,
+        clock: RoundClock,
+        observer: StepObserver | None,
+    ) -> Any | None:
+        # None where only the host knows where the mask goes.
+        with states.active(rounds.num_draft_tokens):
+            layout = self._mask_layout(len(batch.reqs))
+            if layout.shows_prefix and layout.buffer is None:
+                return None
+            trees, late = rounds.draft(steps, batch, layout, clock)
+            if observer is not None:
+                observer.drafted(late)
+            if layout.buffer is None or not states.captured:
+                return make_verify_input(self._worker, trees)
+            return prepare_verify(self._worker, batch, trees).verify_input
+
+    def _begin(
+        self,
+        policy: SpecPolicy,
+        steps: DraftSteps,
+        batch: Any,
+        choice: TierChoice,
+        clock: RoundClock,
+    ) -> ServerDrafter:
+        order, limits = self._order(policy), policy.limits
+        make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
+        return make(
+            steps,
+            batch,
+            self._transfer,
+            clock,
+            speculating=choice.speculating,
+            num_steps=0 if limits is None else limits.num_steps - 1,
+        )
+
+    def _prepare_verify(self, states: RuntimeStates, batch: Any) -> None:
+        # At the size of the round before.
+        self._prepared = None
+        worker, size = self._worker, self._latest_size
+        if size is None or not states.captured or worker.plan_stream is not None:
+            return
+        with states.active(size):
+            layout = self._mask_layout(len(batch.reqs))
+            if layout.buffer is not None:
+                shape = (5, len(batch.reqs), size)
+                numbers = torch.zeros(shape, dtype=torch.int64, device=worker.device)
+                room = TreeTensors(numbers=numbers, mask=layout.buffer)
+                self._prepared = prepare_verify(worker, batch, room)
+
+    def _send(self, packed: PackedTrees, drafter: ServerDrafter) -> Any:
+        num_rows, num_draft_tokens = packed.tokens.shape
+        trees = send_trees(
+            packed,
+            self._transfer,
+            root_tokens=drafter.root_tokens,
+            context_len=drafter.context_len,
+            layout=self._mask_layout(num_rows),
+        )
+        self._latest_size = num_draft_tokens
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.num_draft_tokens != num_draft_tokens:
+            return make_verify_input(self._worker, trees)
+        prepared.fill(trees)
+        return prepared.verify_input
+
+    def _mask_layout(self, num_rows: int) -> MaskLayout:
+        shows_prefix, buffer = compat.tree_mask_layout(self._worker.target_worker, num_rows)
+        return MaskLayout(shows_prefix=shows_prefix, buffer=buffer)
+
+
+def _choose_trees(
+    policy: SpecPolicy,
+    states: RuntimeStates,
+    drafter: ServerDrafter,
+    choice: TierChoice,
+    observer: StepObserver | None,
+) -> PackedTrees:
+    trees = drafter.foreseen_trees()
+    if trees is None:
+        trees = grow_trees(drafter, policy, choice.context)
+    columns = policy.select_verify(trees, choice.context)
+    columns = np.where(choice.speculating[:, None], columns, NO_NODE)
+    if observer is not None:
+        observer.drafted(DraftedTrees(trees=trees, columns=columns))
+    return pack_trees(trees, columns, states.size_for(largest_tree(columns)))
