@@ -162,15 +162,17 @@ class TreeRounds:
         observer: StepObserver | None,
     ) -> Any | None:
         # None where only the host knows where the mask goes.
-        with states.active(rounds.num_draft_tokens):
+        size = rounds.num_draft_tokens
+        with states.active(size):
             layout = self._mask_layout(len(batch.reqs))
-            if layout.shows_prefix and layout.buffer is None:
-                return None
-            trees, late = rounds.draft(steps, batch, layout, clock)
-            if observer is not None:
-                observer.drafted(late)
-            if layout.buffer is None or not states.captured:
-                return make_verify_input(self._worker, trees)
+        if layout.shows_prefix and layout.buffer is None:
+            return None
+        trees, late = rounds.draft(steps, batch, layout, clock)
+        if observer is not None:
+            observer.drafted(late)
+        if layout.buffer is None or not states.captured:
+            return make_verify_input(self._worker, trees)
+        with states.active(size):
             return prepare_verify(self._worker, batch, trees).verify_input
 
     def _begin(
