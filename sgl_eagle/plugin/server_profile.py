@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from sgl_eagle.plugin import compat_profile
 from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
-from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
+from sgl_eagle.plugin.profile_grid import NUM_REPEATS, GridProfiler, RoundSample, grid_for
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
@@ -36,11 +36,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Probe(Eagle2Policy):
-    """Drafts EAGLE-2 trees as the price rule drafts its own: asked after every level."""
+    """EAGLE-2 trees that the host lays out, as it does those of the price rule.
+
+    Attributes:
+        asks: Whether the host waits for every level, as if there were something to decide.
+    """
+
+    asks: bool = False
 
     @property
     def confidence_order(self) -> ConfidenceOrder:
-        return ConfidenceOrder(num_certain_steps=0)
+        return ConfidenceOrder(num_certain_steps=0 if self.asks else self.limits.num_steps - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +81,34 @@ class ServerRounds:
         Returns:
             Its times.
         """
+        policy = probe_policy(self._limits, num_tokens)
+        return self._time_round(policy, batch_size, num_tokens, context_len)
+
+    def exchange_us(self, num_tokens: int) -> float:
+        """What a draft step takes longer if the host waits for its level, for one request.
+
+        Args:
+            num_tokens: Tokens verified, root included, at least 2.
+
+        Returns:
+            Microseconds, at least 0: a launch of its own, a copy, and the wait for it.
+        """
+        policy = probe_policy(self._limits, num_tokens)
+        waits, runs_on = (
+            [
+                self._time_round(replace(policy, asks=asks), 1, num_tokens, 1).draft_step_us or 0.0
+                for _ in range(NUM_REPEATS)
+            ]
+            for asks in (True, False)
+        )
+        return max(0.0, float(np.median(waits) - np.median(runs_on)))
+
+    def _time_round(
+        self, policy: _Probe, batch_size: int, num_tokens: int, context_len: int
+    ) -> RoundSample:
         batch = compat_profile.make_decode_batch(
             self._worker, batch_size=batch_size, context_len=context_len
         )
-        policy = probe_policy(self._limits, num_tokens)
         tiers = {request.rid: SpeculationTier() for request in batch.reqs}
         for tier in tiers.values():
             tier.speculates = num_tokens > 1
@@ -100,7 +130,7 @@ class ServerRounds:
         return time.perf_counter()
 
 
-def probe_policy(limits: TreeLimits, num_tokens: int) -> Eagle2Policy:
+def probe_policy(limits: TreeLimits, num_tokens: int) -> _Probe:
     """A policy that verifies so many tokens, from trees as shallow as possible.
 
     Args:
@@ -190,10 +220,12 @@ def _measure(
     try:
         with torch.inference_mode():
             table = profiler.measure(setup)
+            exchange_us = rounds.exchange_us(sizes[-1])
     finally:
         compat_profile.forget_decode_batches(worker)
+    table = with_decision_times(table)
     record = CostFile.from_table(
-        with_decision_times(table),
+        replace(table, decide_us=table.decide_us + exchange_us),
         num_repeats=profiler.fewest_repeats,
         created=datetime.now(UTC),
         commit=collect_provenance(seed=0).commit,
