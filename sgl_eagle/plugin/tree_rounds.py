@@ -112,8 +112,8 @@ class TreeRounds:
         Returns:
             An `EagleVerifyInput`.
         """
-        order = self._order(policy)
-        steps = self._steps(len(choice.speculating), chooses=order is not None)
+        num_rows = len(choice.speculating)
+        steps = self._steps(num_rows, chooses=self._order(policy, num_rows) is not None)
         with compat.draft_context():
             if self._foreseen is not None and choice.speculating.all():
                 with clock.stage("roots"):
@@ -129,21 +129,21 @@ class TreeRounds:
         with clock.stage("verify"), states.active(packed.tokens.shape[1]):
             return self._send(packed, drafter)
 
-    def _order(self, policy: SpecPolicy) -> ConfidenceOrder | None:
+    def _order(self, policy: SpecPolicy, num_rows: int | None = None) -> ConfidenceOrder | None:
         # A draft step knows the children of all branches; a policy of fewer ranks fewer nodes.
         if policy.limits is None or policy.limits.topk != self._worker.topk:
             return None
-        return confidence_order(policy)
+        return confidence_order(policy, num_rows)
 
     def _capture_steps(self, policy: SpecPolicy) -> None:
         if not self._capture or policy.limits is None:
             return
-        order = self._order(policy)
+        chooses = self._order(policy) is not None
         with compat.draft_context():
             self._graphs = DraftGraphs(
                 self._worker.draft_worker,
-                chooses=order is not None,
-                num_certain_steps=0 if order is None else order.num_certain_steps,
+                chooses=chooses,
+                num_certain_steps=policy.limits.num_steps - 1 if chooses else 0,
             )
 
     def _steps(self, num_rows: int, *, chooses: bool) -> DraftSteps:
@@ -183,7 +183,8 @@ class TreeRounds:
         choice: TierChoice,
         clock: RoundClock,
     ) -> ServerDrafter:
-        order, limits = self._order(policy), policy.limits
+        order = self._order(policy, len(choice.speculating))
+        limits = policy.limits
         make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
         return make(
             steps,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from cost_maker import make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from price_maker import make_policy
 from tree_maker import make_batch
 
 from sgl_eagle_harness.draft_loop import grow_trees
-from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.online_price import OnlinePricePolicy
 from sgl_eagle_harness.policies.plain import PlainPolicy
@@ -100,10 +103,24 @@ def test_frontiers_are_the_first_of_the_promised_order(name, seed):
             assert verified[row][verified[row] != NO_NODE].tolist() == wanted.tolist()
 
 
-def test_a_price_that_follows_the_server_promises_what_its_prior_does():
-    prior = make_policy()
-    policy = OnlinePricePolicy(prior, typical_context=100, batch_edges=(1,))
-    assert confidence_order(policy) == prior.confidence_order
+def test_a_price_that_follows_the_server_asks_where_decisions_are_cheaper_than_drafts():
+    def order_at(batch_size, *, decide_us):
+        costs = make_table(draft=(20.0, 10.0), decide_us=decide_us, batches=(1, 64))
+        prior = make_policy(
+            costs=replace(costs, drafts_ahead=True),
+            widths=(3,),
+            rules=PriceRules(adapt_width=False),
+        )
+        policy = OnlinePricePolicy(prior, typical_context=100, batch_edges=(1,))
+        assert confidence_order(policy) == ConfidenceOrder(num_certain_steps=0)
+        return confidence_order(policy, batch_size)
+
+    every_step = ConfidenceOrder(num_certain_steps=3)
+    asks = ConfidenceOrder(num_certain_steps=0)
+    assert order_at(1, decide_us=500.0) == every_step
+    assert order_at(1, decide_us=1.0) == asks
+    # A draft step of 64 requests takes longer than the same decision.
+    assert order_at(64, decide_us=500.0) == asks
 
 
 def test_policies_that_choose_in_another_way_promise_nothing():

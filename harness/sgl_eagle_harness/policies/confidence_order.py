@@ -36,13 +36,32 @@ class ConfidenceOrdered(Protocol):
         ...
 
 
-def confidence_order(policy: SpecPolicy) -> ConfidenceOrder | None:
+@runtime_checkable
+class PerBatchPolicy(Protocol):
+    """A policy that is another one at each batch size."""
+
+    def at(self, batch_size: int) -> SpecPolicy:
+        """The policy of one batch size.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            A policy that decides as this one does.
+        """
+        ...
+
+
+def confidence_order(policy: SpecPolicy, batch_size: int | None = None) -> ConfidenceOrder | None:
     """What a policy promises about its frontiers.
 
     Args:
         policy: Any policy.
+        batch_size: Requests decoded together; None asks for what holds at every batch size.
 
     Returns:
         The promise; None from policies that give none.
     """
+    if batch_size is not None and isinstance(policy, PerBatchPolicy):
+        policy = policy.at(batch_size)
     return policy.confidence_order if isinstance(policy, ConfidenceOrdered) else None

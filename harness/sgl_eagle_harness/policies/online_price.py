@@ -119,8 +119,8 @@ class OnlinePricePolicy:
 
     @property
     def confidence_order(self) -> ConfidenceOrder:
-        """What the prior promises: refreshes change how much is drafted, not in which order."""
-        return self._prior.confidence_order
+        """An order at every batch size; how many steps are certain depends on it."""
+        return ConfidenceOrder(num_certain_steps=0)
 
     @property
     def yield_ratio(self) -> float:
@@ -155,7 +155,9 @@ class OnlinePricePolicy:
         policy = self._policies.get(batch_size)
         if policy is None:
             price = self._tracker.price_tok_per_us(batch_size)
-            policy = replace(self._base, price_tok_per_us=price)
+            policy = self._asking_if_it_pays(
+                replace(self._base, price_tok_per_us=price), batch_size
+            )
             self._policies[batch_size] = policy
         return policy
 
@@ -192,6 +194,21 @@ class OnlinePricePolicy:
         self._steps.append(rows)
         if len(self._steps) >= self._refresh_steps:
             self._refresh()
+
+    def _asking_if_it_pays(self, policy: PricePolicy, batch_size: int) -> PricePolicy:
+        # Where a decision takes longer than the draft steps that it may save, all are drafted.
+        if not policy.rules.stop or len(policy.widths) > 1:
+            return policy
+        unasked = replace(policy, rules=replace(policy.rules, stop=False))
+        batch = BatchContext(
+            batch_size=batch_size,
+            context_len=np.array([self._context]),
+            num_pending=np.ones(1, np.int64),
+        )
+        (asked_value,), (unasked_value,) = (
+            each.tier_values(batch)[0] for each in (policy, unasked)
+        )
+        return unasked if unasked_value > asked_value else policy
 
     def _refresh(self) -> None:
         self._learn_nodes()
