@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         device=args.device,
         lm_head=args.lm_head,
+        draft_weights=args.draft_weights,
     )
     with (
         naming_flags(max_new_tokens="--max-new-tokens"),

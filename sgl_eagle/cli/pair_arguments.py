@@ -21,12 +21,13 @@ MAX_THREADS = 1024
 def add_pair_arguments(
     parser: argparse.ArgumentParser, *, draft_option: bool = True, head_option: bool = True
 ) -> None:
-    """Declare `--target`, `--draft`, `--lm-head`, `--dtype`, `--device` and `--threads`.
+    """Declare `--target`, `--draft`, its variants, `--dtype`, `--device` and `--threads`.
 
     Args:
         parser: The command's parser.
         draft_option: Whether there is `--draft`; a command may take the draft in another way.
-        head_option: Whether there is `--lm-head`; a command may need the full head.
+        head_option: Whether there are `--lm-head` and `--draft-weights`; a command may need the
+            full head and the weights as they are.
     """
     group = parser.add_argument_group("models")
     group.add_argument(
@@ -50,8 +51,14 @@ def add_pair_arguments(
             help="LM head that the draft proposes with; the target's text is the same with both "
             "(default: two-stage where the draft has one, as the shipped draft does)",
         )
+        group.add_argument(
+            "--draft-weights",
+            choices=("int8", "as-stored"),
+            help="round the draft's layer and low-rank head to eight bits while they are loaded; "
+            "the target and its text are not touched (default: int8 in bfloat16 on a CPU)",
+        )
     else:
-        parser.set_defaults(lm_head="full")
+        parser.set_defaults(lm_head="full", draft_weights="as-stored")
     group.add_argument(
         "--dtype",
         choices=("bfloat16", "float32", "float16"),
@@ -88,6 +95,7 @@ def load_pair_from(args: argparse.Namespace) -> Pair:
         dtype=args.dtype,
         device=args.device,
         lm_head=args.lm_head,
+        draft_weights=args.draft_weights,
     )
 
 

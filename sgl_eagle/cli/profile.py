@@ -18,7 +18,7 @@ from sgl_eagle.cli.serve import server_command
 if TYPE_CHECKING:
     from sgl_eagle_harness.cost_file import CostFile, CurveRecord
 
-SERVERS_OWN = ("repeats", "context", "lm_head", "dtype", "device", "threads")
+SERVERS_OWN = ("repeats", "context", "lm_head", "draft_weights", "dtype", "device", "threads")
 """Arguments that an SGLang server settles by flags of its own."""
 
 HELP = "measure what target passes, draft steps and draft-extends cost on this machine"

@@ -15,7 +15,7 @@ from sgl_eagle.reference.draft_config import DraftConfig, load_draft_config
 from sgl_eagle.reference.head_checkpoint import LmHead, describe_head
 from sgl_eagle.reference.loading import LoadedTarget, load_target
 from sgl_eagle.reference.measure import encode_prompts
-from sgl_eagle.reference.pair import DTYPES, Pair, join_pair
+from sgl_eagle.reference.pair import DTYPES, DraftWeights, Pair, join_pair
 from sgl_eagle.reference.prompts import Prompt
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.types import TreeLimits
@@ -31,6 +31,7 @@ class CheckConfig:
         dtype: One of `DTYPES`.
         device: Torch device.
         lm_head: Head that the draft proposes with; None takes the two-stage head where it has one.
+        draft_weights: None takes int8 where it is faster.
     """
 
     limits: TreeLimits
@@ -38,6 +39,7 @@ class CheckConfig:
     dtype: str = "bfloat16"
     device: str = "cpu"
     lm_head: LmHead | None = None
+    draft_weights: DraftWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,11 @@ class _Inspection:
     def join_pair(self, loaded: LoadedTarget) -> Pair | None:
         try:
             pair = join_pair(
-                loaded, self.draft, dtype=self.config.dtype, lm_head=self.config.lm_head
+                loaded,
+                self.draft,
+                dtype=self.config.dtype,
+                lm_head=self.config.lm_head,
+                draft_weights=self.config.draft_weights,
             )
         except CheckpointError as error:
             self.rows.append(

@@ -36,6 +36,7 @@ def load_draft(
     num_target_layers: int,
     dtype: torch.dtype,
     device: torch.device,
+    int8: bool = False,
 ) -> Draft:
     """Load a draft checkpoint for a given target.
 
@@ -46,6 +47,7 @@ def load_draft(
         num_target_layers: Decoder layers of the target.
         dtype: Of the weights in memory.
         device: Where they go.
+        int8: Multiply with weights of the layer that are rounded to eight bits.
 
     Returns:
         The draft, in evaluation mode, without gradients, with its full head.
@@ -79,7 +81,7 @@ def load_draft(
     _require_same_tensors(expected, tensors, path)
     _import_tensors(draft, tensors)
     draft = draft.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    draft.pack()
+    draft.pack(int8=int8)
     return draft
 
 

@@ -24,7 +24,7 @@ from sgl_eagle.reference.best_tokens import best_tokens
 from sgl_eagle.reference.draft_config import DraftConfig
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_kernels.lm_head import TwoStageHead, rank_tokens
-from sgl_eagle_kernels.packed_linear import pack_weight, packed_linear
+from sgl_eagle_kernels.packed_linear import PackedWeight, pack_int8, pack_weight, packed_linear
 
 HEAD_ROWS = 64
 """Rows that the two-stage head scores together: it gathers a shortlist of head rows for each."""
@@ -84,11 +84,15 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
-        self._packed: Tensor | None = None
+        self._packed: PackedWeight | None = None
 
-    def pack(self) -> None:
-        """Lay the weight out; later changes to it have no effect."""
-        self._packed = pack_weight(self.weight)
+    def pack(self, *, int8: bool = False) -> None:
+        """Lay the weight out; later changes to it have no effect.
+
+        Args:
+            int8: Round it to eight bits.
+        """
+        self._packed = pack_int8(self.weight) if int8 else pack_weight(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply.
@@ -282,11 +286,15 @@ class Draft(nn.Module, ABC):
             self.to_target_ids(torch.cat([part.ids for part in parts])),
         )
 
-    def pack(self) -> None:
-        """Make ready for decoding: lay the weights out for this device, once and for all."""
+    def pack(self, *, int8: bool = False) -> None:
+        """Make ready for decoding: lay the weights out for this device, once and for all.
+
+        Args:
+            int8: Round the weights of the layer to eight bits; in bfloat16 on a CPU only.
+        """
         for module in self.modules():
             if isinstance(module, Linear):
-                module.pack()
+                module.pack(int8=int8)
 
     def pack_head(self) -> None:
         """The same for the full head, a second copy of it: worth it where the draft uses it."""

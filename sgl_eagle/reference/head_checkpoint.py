@@ -192,7 +192,7 @@ def _shorten(norms: Sequence[float]) -> str:
 
 
 def load_two_stage_head(
-    folder: Path, lm_head: Tensor, choice: LmHead | None = None
+    folder: Path, lm_head: Tensor, choice: LmHead | None = None, *, int8: bool = False
 ) -> StoredHead | None:
     """The two-stage head of a draft.
 
@@ -200,6 +200,7 @@ def load_two_stage_head(
         folder: Draft checkpoint with a readable `config.json`.
         lm_head: [V, H] full head of the draft, in the dtype and on the device to run in.
         choice: None takes the two-stage head where the configuration has one.
+        int8: Keep the low-rank head in eight bits.
 
     Returns:
         The head; None where the full head is to be used.
@@ -228,11 +229,16 @@ def load_two_stage_head(
         raise CheckpointError(f"{source}: {CONFIG_KEY}: {error}") from error
     path = folder / config.factors
     factors, _ = load_factors(path, lm_head)
-    return StoredHead(join_factors(lm_head, factors, shortlist, source=path), path)
+    return StoredHead(join_factors(lm_head, factors, shortlist, source=path, int8=int8), path)
 
 
 def join_factors(
-    lm_head: Tensor, factors: HeadFactors, shortlist: Shortlist, *, source: Path
+    lm_head: Tensor,
+    factors: HeadFactors,
+    shortlist: Shortlist,
+    *,
+    source: Path,
+    int8: bool = False,
 ) -> TwoStageHead:
     """Put factors and full head together.
 
@@ -241,6 +247,7 @@ def join_factors(
         factors: Of that head.
         shortlist: How candidates are chosen.
         source: File of the factors, for messages.
+        int8: Keep A in eight bits.
 
     Returns:
         The head.
@@ -250,7 +257,7 @@ def join_factors(
     """
     up, down = (tensor.to(lm_head.device, lm_head.dtype) for tensor in factors)
     try:
-        return build_two_stage_head(lm_head, up, down, shortlist)
+        return build_two_stage_head(lm_head, up, down, shortlist, quantize=int8)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from error
 

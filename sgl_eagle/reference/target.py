@@ -313,13 +313,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attention_bias(num_tokens: int, start: int, mask: Tensor | None, target: Target) -> Tensor:
-    # [groups * T, start + T]: every query head of a group sees the same tokens.
+    # [groups * T, start + T]: every query head of a group sees the same tokens. Added to the scores
+    # as it is, where attention would turn a mask of truth values into this in every layer.
     if mask is None:
         mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=target.device).tril()
     visible = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=target.device)
     visible[:, start:] = mask
     groups = target.dims.num_heads // target.dims.num_kv_heads
-    return visible.repeat(groups, 1)
+    bias = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
+    return bias.masked_fill_(~visible, -torch.inf).repeat(groups, 1)
 
 
 def _layer_weights(layer: Any) -> _Layer:  # noqa: ANN401  likewise

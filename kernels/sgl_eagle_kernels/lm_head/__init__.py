@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sgl_eagle_kernels.lm_head import reference
+from sgl_eagle_kernels.lm_head import cpu, reference
 from sgl_eagle_kernels.lm_head.head import (
     MAX_TOPK,
     GlobalTop,
@@ -63,7 +63,7 @@ def rank_tokens(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
         from sgl_eagle_kernels.lm_head._triton import two_stage_topk
 
         return two_stage_topk(head_input.contiguous(), head, topk)
-    return reference.two_stage_topk(head_input, head, topk)
+    return cpu.two_stage_topk(head_input, head, topk)
 
 
 def rank_full(head_input: Tensor, weight: Tensor, topk: int) -> HeadTopk:

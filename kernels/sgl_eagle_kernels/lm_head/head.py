@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from sgl_eagle_kernels.lm_head.shuffle import shuffle_vocabulary
-from sgl_eagle_kernels.packed_linear import pack_weight
+from sgl_eagle_kernels.packed_linear import (
+    PackedWeight,
+    has_int8_products,
+    pack_int8,
+    pack_weight,
+    quantize_rows,
+)
 
 MAX_TOPK = 32
-MOST_INT8 = 127
 MAX_CANDIDATES = 4096
 """The last kernel of stage 2 holds all candidates of a row on chip."""
 
@@ -105,6 +110,7 @@ class TwoStageHead:
         shortlist: How candidates are chosen.
         up_scale: [V] float32 factor of each row of an int8 `up`; None where `up` is not int8.
         packed_up: `up` in the layout that CPUs multiply fastest, None where there is none.
+        packed_down: The same of `down`.
     """
 
     weight: Tensor
@@ -113,7 +119,8 @@ class TwoStageHead:
     ids: Tensor | None
     shortlist: Shortlist
     up_scale: Tensor | None = None
-    packed_up: Tensor | None = None
+    packed_up: PackedWeight | None = None
+    packed_down: PackedWeight | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -185,7 +192,11 @@ def build_two_stage_head(
         ids = shuffle_vocabulary(up.shape[0], shortlist.tile_size, shortlist.shuffle_seed)
         ids = ids.to(up.device)
         up = up[ids]
-    up, up_scale = _quantize_rows(up) if quantize else (up, None)
+    packed_up: PackedWeight | None = pack_weight(up)
+    up_scale = None
+    if quantize:
+        packed_up = pack_int8(up) if has_int8_products(up.dtype, up.device) else None
+        up, up_scale = quantize_rows(up)
     up = up.contiguous()
     return TwoStageHead(
         weight=weight,
@@ -194,16 +205,9 @@ def build_two_stage_head(
         ids=ids,
         shortlist=shortlist,
         up_scale=up_scale,
-        packed_up=pack_weight(up),
+        packed_up=packed_up,
+        packed_down=pack_weight(down),
     )
-
-
-def _quantize_rows(up: Tensor) -> tuple[Tensor, Tensor]:
-    # A scale that is not finite reaches every score of its row, and so the flag.
-    wide = up.float()
-    scale = wide.abs().amax(dim=1) / MOST_INT8
-    steps = (wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
-    return steps.nan_to_num(0.0).clamp(-MOST_INT8, MOST_INT8).to(torch.int8), scale
 
 
 def _check_weights(weight: Tensor, up: Tensor, down: Tensor) -> None:

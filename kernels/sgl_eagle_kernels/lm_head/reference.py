@@ -1,4 +1,4 @@
-"""The two-stage head in plain torch: what the kernels must reproduce, and the path of CPUs.
+"""The two-stage head in plain torch: what the kernels and `cpu` must reproduce.
 
 Matrix products run in the dtype of the weights; everything after them in float32.
 """
@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from sgl_eagle_kernels.lm_head.head import GlobalTop, HeadTopk, LocalTop, TwoStageHead
 from sgl_eagle_kernels.lm_head.order import key_ids, key_scores, rank_keys
-from sgl_eagle_kernels.packed_linear import packed_linear
 
 
 class Candidates(NamedTuple):
@@ -39,16 +38,38 @@ def choose_candidates(head_input: Tensor, head: TwoStageHead) -> Candidates:
         C candidates of each row.
     """
     # A copy of our own: candidates are struck out of it.
-    scores = _score_vocabulary(head_input, head).to(torch.float32, copy=True)
+    scores = score_vocabulary(head_input, head).to(torch.float32, copy=True)
+    return take_candidates(scores, head)
+
+
+def take_candidates(scores: Tensor, head: TwoStageHead) -> Candidates:
+    """The shortlist of some low-rank scores.
+
+    Args:
+        scores: [N, V] float32 in the order of `head.up`, overwritten.
+        head: How candidates are chosen.
+
+    Returns:
+        C candidates of each row.
+    """
     if isinstance(head.shortlist, GlobalTop):
         return _take_global(scores, head.num_candidates)
     return _take_local(scores, head, head.shortlist)
 
 
-def _score_vocabulary(head_input: Tensor, head: TwoStageHead) -> Tensor:
+def score_vocabulary(head_input: Tensor, head: TwoStageHead) -> Tensor:
+    """Low-rank scores of all tokens.
+
+    Args:
+        head_input: [N, H].
+        head: Weights.
+
+    Returns:
+        [N, V] in the order of `head.up`; float32 where that is int8.
+    """
     low_rank = functional.linear(head_input, head.down)
     if head.up_scale is None:
-        return packed_linear(low_rank, head.up, head.packed_up)
+        return functional.linear(low_rank, head.up)
     return functional.linear(low_rank.float(), head.up.float()) * head.up_scale
 
 
@@ -188,6 +209,6 @@ def low_rank_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk
     Returns:
         The best K tokens of each row, by the low-rank scores.
     """
-    scores = _score_vocabulary(head_input, head).float()
+    scores = score_vocabulary(head_input, head).float()
     ids = torch.arange(head.num_tokens, device=scores.device) if head.ids is None else head.ids
     return take_topk(rank_keys(scores, ids), _log_mass(scores), topk)

@@ -11,8 +11,9 @@ from sgl_eagle.reference.decode import Engine  # noqa: E402
 from sgl_eagle.reference.loading import checkpoint_digest, load_target  # noqa: E402
 from sgl_eagle.reference.measure import encode_prompts  # noqa: E402
 from sgl_eagle.reference.pair import load_pair  # noqa: E402
+from sgl_eagle.reference.profile import ProfileConfig, cost_setup, measure_costs  # noqa: E402
 from sgl_eagle.reference.prompts import Prompt  # noqa: E402
-from sgl_eagle_harness.errors import PromptError  # noqa: E402
+from sgl_eagle_harness.errors import CheckpointError, CostTableError, PromptError  # noqa: E402
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
 from sgl_eagle_harness.policies.plain import PlainPolicy  # noqa: E402
 from sgl_eagle_harness.types import TreeLimits  # noqa: E402
@@ -38,6 +39,47 @@ def test_dtype_is_that_of_both(target_folder, good_draft):
     pair = load_pair(str(target_folder), good_draft, dtype="bfloat16")
     assert pair.target.dtype == pair.draft.fc.weight.dtype == torch.bfloat16
     assert pair.draft.embed_tokens.dtype == torch.bfloat16
+
+
+def test_a_draft_in_bfloat16_on_a_cpu_has_int8_weights_unless_told_otherwise(
+    target_folder, good_draft
+):
+    rounded, stored = (
+        load_pair(str(target_folder), good_draft, dtype="bfloat16", draft_weights=draft_weights)
+        for draft_weights in (None, "as-stored")
+    )
+    assert rounded.draft_identity.name == "good, int8 weights"
+    assert rounded.draft_identity.dims["weight_bits"] == 8
+    assert stored.draft_identity.name == "good"
+    assert "weight_bits" not in stored.draft_identity.dims
+    assert rounded.draft_identity.sha256 != stored.draft_identity.sha256
+    assert rounded.target_identity == stored.target_identity
+    hidden = rounded.draft.config.hidden_size
+    x = torch.randn(3, hidden, generator=torch.Generator().manual_seed(0)).bfloat16()
+    products = [pair.draft.gate_up_proj(x) for pair in (rounded, stored)]
+    assert not torch.equal(*products)
+    torch.testing.assert_close(*products, rtol=0.1, atol=0.1)
+
+
+def test_costs_with_int8_weights_are_refused_without_them(target_folder, good_draft):
+    rounded, stored = (
+        load_pair(str(target_folder), good_draft, dtype="bfloat16", draft_weights=draft_weights)
+        for draft_weights in ("int8", "as-stored")
+    )
+    grid = ProfileConfig(
+        num_tokens=(1, 2), widths=(1,), num_pending=(1,), context_len=(1,), num_repeats=1
+    )
+    costs = measure_costs(rounded, grid, on_cell=lambda: None)
+    costs.require_setup(cost_setup(rounded))
+    with pytest.raises(
+        CostTableError, match=r"draft: measured on good, int8 weights .*, running good "
+    ):
+        costs.require_setup(cost_setup(stored))
+
+
+def test_int8_weights_are_refused_where_there_are_none(target_folder, good_draft):
+    with pytest.raises(CheckpointError, match=r"--draft-weights int8 needs .* got float32 on cpu"):
+        load_pair(str(target_folder), good_draft, dtype="float32", draft_weights="int8")
 
 
 def test_digest_changes_with_content_and_size(tmp_path, target_folder):
