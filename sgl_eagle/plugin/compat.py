@@ -429,6 +429,31 @@ def _sample(
     return predict, num_correct_drafts + 1, accept_index
 
 
+def draft_head_weight(worker: Any) -> Tensor:
+    """The full LM head that the draft model loaded or shares with the target.
+
+    Args:
+        worker: SGLang's draft worker.
+
+    Returns:
+        [V', H], without the rows that SGLang pads it with.
+    """
+    model = worker.draft_runner.model
+    weight: Tensor = model.lm_head.weight
+    num_tokens = getattr(model.config, "draft_vocab_size", None) or model.config.vocab_size
+    return weight.detach()[:num_tokens]
+
+
+def replace_draft_scorer(worker: Any, scorer: Any) -> None:
+    """Score the vocabulary by another method in all passes of the draft model.
+
+    Args:
+        worker: SGLang's draft worker.
+        scorer: Called with [n, H] hidden states and what SGLang passes beside them.
+    """
+    worker.draft_runner.model.logits_processor._get_logits = scorer
+
+
 def hot_tokens(worker: Any) -> Tensor | None:
     """Target ids of a reduced draft vocabulary.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.draft_head import run_step
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
@@ -164,10 +165,7 @@ def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: in
     forward_batch.out_cache_loc = buffers.slots[:, :, step].flatten()
     chosen = parents[:, :, None].expand_as(buffers.hidden)
     forward_batch.spec_info.hidden_states = buffers.hidden.gather(1, chosen).flatten(0, 1)
-    logits, hidden = compat.run_draft_step(worker, forward_batch, step)
-    logits = logits.float()
-    best, ids = logits.topk(branches, dim=-1)
-    log_probs = best - logits.logsumexp(-1, keepdim=True)
+    log_probs, ids, hidden = run_step(worker, forward_batch, step, branches)
     _write_level(worker, buffers, step + 1, ids, log_probs)
     buffers.hidden.copy_(hidden.view(num_rows, branches, -1))
     buffers.positions.add_(1)

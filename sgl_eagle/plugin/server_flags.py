@@ -19,6 +19,8 @@ POLICY_FLAG = "--sgl-eagle-policy"
 POLICY_VARIABLE = "SGLEAGLE_POLICY"
 COST_CACHE_FLAG = "--sgl-eagle-cost-cache"
 COST_CACHE_VARIABLE = "SGLEAGLE_COST_CACHE"
+LM_HEAD_FLAG = "--sgl-eagle-lm-head"
+LM_HEAD_VARIABLE = "SGLEAGLE_LM_HEAD"
 RECORD_FLAG = "--sgl-eagle-record"
 RECORD_VARIABLE = "SGLEAGLE_RECORD"
 RECORD_MODE_FLAG = "--sgl-eagle-record-mode"
@@ -28,6 +30,7 @@ NO_CACHE = "none"
 """Value of the cost cache that keeps nothing."""
 
 RecordMode = Literal["ordinary", "dense"]
+LmHead = Literal["full", "two-stage"]
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
@@ -61,6 +64,13 @@ _FLAGS = (
         "in XDG_CACHE_HOME or ~/.cache)",
     ),
     _Flag(
+        name=LM_HEAD_FLAG,
+        variable=LM_HEAD_VARIABLE,
+        metavar="HEAD",
+        help="LM head that the draft proposes with, full or two-stage (default: two-stage where "
+        "the draft has one and there is one rank)",
+    ),
+    _Flag(
         name=RECORD_FLAG,
         variable=RECORD_VARIABLE,
         metavar="DIR",
@@ -83,16 +93,23 @@ class PluginSettings:
     Attributes:
         policy: Policy file; None serves the built-in policy.
         cost_cache: Folder of measured cost tables; None keeps none.
+        lm_head: Head that the draft proposes with; None takes the two-stage head where the draft
+            has one and there is one rank.
         record: Folder for traces; None records nothing.
         record_mode: What is recorded.
     """
 
     policy: Path | None = None
     cost_cache: Path | None = None
+    lm_head: LmHead | None = None
     record: Path | None = None
     record_mode: RecordMode = "ordinary"
 
     def __post_init__(self) -> None:
+        if self.lm_head not in {None, *get_args(LmHead)}:
+            raise PolicyConfigError(
+                f"{LM_HEAD_FLAG} must be full or two-stage, got {self.lm_head!r}"
+            )
         if self.record_mode not in get_args(RecordMode):
             raise PolicyConfigError(
                 f"{RECORD_MODE_FLAG} must be ordinary or dense, got {self.record_mode!r}"
@@ -127,6 +144,7 @@ def read_settings(environment: Mapping[str, str]) -> PluginSettings:
     return PluginSettings(
         policy=Path(policy) if policy else None,
         cost_cache=_cost_cache(environment),
+        lm_head=environment.get(LM_HEAD_VARIABLE) or None,  # type: ignore[arg-type]  # checked there
         record=Path(record) if record else None,
         record_mode=environment.get(RECORD_MODE_VARIABLE) or "ordinary",  # type: ignore[arg-type]  # checked there
     )

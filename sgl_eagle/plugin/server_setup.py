@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from sgl_eagle.plugin import compat
+from sgl_eagle.plugin.draft_head import served_head
 from sgl_eagle.plugin.policy_source import SGLANG_ENGINE
 from sgl_eagle.reference.checkpoint_digest import checkpoint_digest
+from sgl_eagle.reference.head_checkpoint import describe_head
 from sgl_eagle_harness.cost_table import CostSetup
 from sgl_eagle_harness.records import ModelIdentity
 from sgl_eagle_tuner.provenance import collect_provenance
@@ -52,15 +54,33 @@ def server_setup(worker: Any, *, in_graphs: bool) -> CostSetup:
         engine_version=compat.sglang_version(),
         num_threads=torch.get_num_threads(),
         target=model_identity(target.model_config),
-        draft=model_identity(worker.draft_worker.draft_runner.model_config),
+        draft=_draft_identity(worker.draft_worker),
     )
 
 
-def model_identity(model_config: Any) -> ModelIdentity:
+def _draft_identity(draft_worker: Any) -> ModelIdentity:
+    # Drafts with another head propose other tokens at another cost.
+    model_config = draft_worker.draft_runner.model_config
+    scorer = served_head(draft_worker)
+    if scorer is None:
+        return model_identity(model_config)
+    plain = model_identity(model_config, scorer.stored.file)
+    head = scorer.stored.head
+    return plain.model_copy(
+        update={
+            "name": f"{plain.name}, {describe_head(head)}",
+            "dims": plain.dims
+            | {"lm_head_rank": head.up.shape[1], "lm_head_candidates": head.num_candidates},
+        }
+    )
+
+
+def model_identity(model_config: Any, *further: Path) -> ModelIdentity:
     """Name, digest and dimensions of a served model.
 
     Args:
         model_config: SGLang's `ModelConfig`.
+        *further: Files that it was loaded from, beside those that SGLang reads.
 
     Returns:
         The identity; of a model that is not a local folder, the digest covers its configuration
@@ -68,7 +88,7 @@ def model_identity(model_config: Any) -> ModelIdentity:
     """
     config = model_config.hf_config
     folder = Path(model_config.model_path)
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *further]
     dims = {name: getattr(config, name, None) for name in _DIMS}
     return ModelIdentity(
         name=folder.name or str(folder),

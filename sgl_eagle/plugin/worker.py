@@ -12,6 +12,7 @@ from typing import Any
 from sgl_eagle.plugin import compat, compat_graphs, compat_plain
 from sgl_eagle.plugin.draft_backlog import DraftBacklog, window_size
 from sgl_eagle.plugin.draft_check import check_draft
+from sgl_eagle.plugin.draft_head import install_draft_head
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.plain_rounds import PlainRounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
@@ -59,6 +60,12 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._policy,
             max_running_requests=int(server_args.max_running_requests),
             context_length=int(model_config.context_len),
+        )
+        install_draft_head(
+            self.draft_worker,
+            Path(server_args.speculative_draft_model_path),
+            self._settings.lm_head,
+            tensor_parallel_size=int(server_args.tp_size),
         )
         self._ranks = Ranks(compat.tensor_parallel_group())
         compat_graphs.leave_out_draft_loop(self.draft_worker)

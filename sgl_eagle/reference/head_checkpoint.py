@@ -191,6 +191,21 @@ def _shorten(norms: Sequence[float]) -> str:
     return ", ".join(f"{norm:.3f}" for norm in norms[:3])
 
 
+def wants_two_stage_head(folder: Path, choice: LmHead | None = None) -> bool:
+    """Whether a draft proposes with a two-stage head.
+
+    Args:
+        folder: Draft checkpoint with a readable `config.json`.
+        choice: None takes the two-stage head where the configuration has one.
+
+    Returns:
+        True also where it is wanted and there is none.
+    """
+    if choice is not None:
+        return choice == "two-stage"
+    return CONFIG_KEY in json.loads((folder / "config.json").read_text("utf-8"))
+
+
 def load_two_stage_head(
     folder: Path, lm_head: Tensor, choice: LmHead | None = None, *, int8: bool = False
 ) -> StoredHead | None:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from sgl_eagle.reference.decode import Engine
 from sgl_eagle.reference.draft_checkpoint import load_draft
 from sgl_eagle.reference.draft_config import load_draft_config
+from sgl_eagle.reference.head_checkpoint import load_two_stage_head
 from sgl_eagle.reference.target import Target
 from sgl_eagle_harness.policies.policy_file import load_policy_file
 
@@ -27,6 +28,8 @@ def count_steps(pair, policy_file, prompts, length):
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+    stored = load_two_stage_head(pair / "draft", draft.lm_head)
+    draft.two_stage_head = None if stored is None else stored.head
     engine, policy = Engine(target, draft), load_policy_file(Path(policy_file)).build()
     return [
         len(engine.generate(prompt, policy, max_new_tokens=length, stop_tokens=frozenset()).steps)

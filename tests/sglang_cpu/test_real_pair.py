@@ -49,3 +49,21 @@ def test_the_shipped_draft_speeds_up_smollm2(fork_server, real_pair, policies, t
     assert [answer["output_ids"] for answer in answers] == [tokens for _, tokens, _ in rows]
     num_passes = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     assert sum(len(tokens) for _, tokens, _ in rows) > 1.5 * num_passes
+
+
+def test_the_two_stage_head_drafts_what_the_reference_engine_drafts(
+    fork_server, real_pair, policies, tmp_path
+):
+    target = str(real_pair / "target")
+    prompts = [row[0] for row in fork_server.call("hugging_face", "chat", target, QUESTIONS, 1)]
+    policy = str(policies["eagle2"])
+    flags = ("--sgl-eagle-policy", policy)
+    with fork_server.serve(real_pair, tmp_path / "log", *flags) as server:
+        answers = server.complete_all(prompts, concurrency=1, max_new_tokens=LENGTH)
+    found = [answer["meta_info"]["spec_verify_ct"] for answer in answers]
+    arguments = (str(real_pair), policy, prompts, LENGTH)
+    steps = fork_server.call("reference_steps", "count_steps", *arguments)
+    # Two engines sum in another order: a near tie may fall the other way.
+    assert sum(found) == pytest.approx(sum(steps), abs=len(prompts))
+    log = (tmp_path / "log").read_text(encoding="utf-8", errors="replace")
+    assert "drafts with a two-stage LM head of rank" in log

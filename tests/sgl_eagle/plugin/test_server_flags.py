@@ -22,10 +22,11 @@ def test_flags_set_the_variables_that_schedulers_read(parser, monkeypatch):
     for flag in server_flags._FLAGS:
         monkeypatch.delenv(flag.variable, raising=False)
     words = ["--sgl-eagle-record", "traces", "--sgl-eagle-record-mode", "dense"]
-    namespace = parser.parse_args([*words, "--sgl-eagle-cost-cache", "none"])
+    words += ["--sgl-eagle-cost-cache", "none", "--sgl-eagle-lm-head", "full"]
+    namespace = parser.parse_args(words)
     arguments = server_flags._export_flags("class", namespace)
     assert arguments == (("class", namespace), {})
-    wanted = PluginSettings(record=Path("traces"), record_mode="dense")
+    wanted = PluginSettings(lm_head="full", record=Path("traces"), record_mode="dense")
     assert read_settings(os.environ) == wanted
     for flag in server_flags._FLAGS:
         monkeypatch.delenv(flag.variable, raising=False)
@@ -41,6 +42,7 @@ def test_the_cost_cache_follows_xdg():
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
+        ({"SGLEAGLE_LM_HEAD": "half"}, "lm-head must be full or two-stage, got 'half'"),
         ({"SGLEAGLE_RECORD_MODE": "full"}, "record-mode must be ordinary or dense, got 'full'"),
         ({"SGLEAGLE_RECORD_MODE": "dense"}, "dense needs a folder: add --sgl-eagle-record"),
         (
