@@ -61,12 +61,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             max_running_requests=int(server_args.max_running_requests),
             context_length=int(model_config.context_len),
         )
-        install_draft_head(
-            self.draft_worker,
-            Path(server_args.speculative_draft_model_path),
-            self._settings.lm_head,
-            tensor_parallel_size=int(server_args.tp_size),
-        )
         self._ranks = Ranks(compat.tensor_parallel_group())
         compat_graphs.leave_out_draft_loop(self.draft_worker)
         if self._policy.limits is None:
@@ -79,6 +73,13 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
 
     def init_cuda_graphs(self) -> None:
         """Capture the graphs of all draft steps and verify sizes."""
+        # Not before: a head that the draft shares with the target is there since its memory is.
+        install_draft_head(
+            self.draft_worker,
+            Path(self.server_args.speculative_draft_model_path),
+            self._settings.lm_head,
+            tensor_parallel_size=int(self.server_args.tp_size),
+        )
         super().init_cuda_graphs()
         capture = compat_graphs.captures_graphs(self.device)
         sizes, drafts = verify_sizes(self._policy), self._policy.limits is not None
