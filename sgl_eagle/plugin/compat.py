@@ -450,8 +450,17 @@ def replace_draft_scorer(worker: Any, scorer: Any) -> None:
     Args:
         worker: SGLang's draft worker.
         scorer: Called with [n, H] hidden states and what SGLang passes beside them.
+
+    Raises:
+        EngineVersionError: If its passes score the vocabulary in a way that is not known here.
     """
-    worker.draft_runner.model.logits_processor._get_logits = scorer
+    processor = worker.draft_runner.model.logits_processor
+    if not hasattr(processor, "_get_logits"):
+        raise EngineVersionError(
+            f"sglang {sglang_version()} scores a draft's vocabulary by {type(processor).__name__}, "
+            "which SGL_EAGLE does not know; --sgl-eagle-lm-head full leaves it alone"
+        )
+    processor._get_logits = scorer
 
 
 def hot_tokens(worker: Any) -> Tensor | None:

@@ -50,20 +50,29 @@ class TwoStageLogits:
         self._topk = topk
         self._passes_inputs = False
 
-    def __call__(self, hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+    def __call__(
+        self, hidden_states: Tensor, lm_head: Any, metadata: Any, *_args: Any, **_kwargs: Any
+    ) -> Tensor:
         """Score rows.
 
         Args:
             hidden_states: [n, H].
-            *_args: What SGLang passes beside them: its own head, and metadata of several ranks.
+            lm_head: SGLang's own head, which is not read.
+            metadata: SGLang's; may have a buffer that captured graphs share for their scores.
+            *_args: What SGLang passes beside them.
             **_kwargs: The same by name.
 
         Returns:
             [n, V'] float32 scores, or the hidden states where they are passed on.
         """
+        del lm_head
         if self._passes_inputs:
             return hidden_states
-        return spread_top(self.rank(hidden_states), self.stored.head.num_tokens)
+        scores = spread_top(self.rank(hidden_states), self.stored.head.num_tokens)
+        buffer: Tensor | None = getattr(metadata, "next_token_logits_buffer", None)
+        if buffer is not None and buffer.shape == scores.shape:
+            return buffer.copy_(scores)
+        return scores
 
     @contextlib.contextmanager
     def passing_inputs(self) -> Iterator[None]:

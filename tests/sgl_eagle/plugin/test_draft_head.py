@@ -71,6 +71,10 @@ def test_draft_extend_makes_the_same_tokens_and_probabilities(draft):
     wanted = rank_tokens(x, draft.worker.sgl_eagle_head.stored.head, TOPK)
     scores = draft.model.logits_processor._get_logits(x, draft.model.lm_head, None)
     assert scores.shape == (len(x), VOCABULARY)
+    shared = SimpleNamespace(next_token_logits_buffer=torch.empty_like(scores))
+    again = draft.model.logits_processor._get_logits(x, draft.model.lm_head, shared)
+    assert again is shared.next_token_logits_buffer
+    assert torch.equal(again, scores)
     probs, ids = scores.softmax(-1).topk(TOPK)
     assert torch.equal(ids, wanted.ids)
     torch.testing.assert_close(probs, wanted.log_probs.exp())
@@ -107,7 +111,7 @@ def test_rows_that_are_not_finite_stay_so(draft):
     install(draft)
     x = make_input()
     x[1, 3] = torch.nan
-    scores = draft.worker.sgl_eagle_head(x)
+    scores = draft.worker.sgl_eagle_head(x, None, None)
     assert scores[1].isnan().all()
     assert scores[[0, 2, 3, 4]].isfinite().all()
 
@@ -162,4 +166,15 @@ def test_what_the_head_cannot_serve_is_refused(draft):
     (draft.folder / "config.json").write_text(json.dumps(config))
     draft.model.lm_head.weight = -2 * draft.model.lm_head.weight
     with pytest.raises(CheckpointError, match="made for another head"):
+        install(draft)
+
+
+def test_an_engine_that_scores_otherwise_is_refused(draft, monkeypatch):
+    from sgl_eagle.plugin import compat
+
+    monkeypatch.setattr(compat, "sglang_version", lambda: "0.5.99")
+    del draft.model.logits_processor._get_logits
+    with pytest.raises(
+        compat.EngineVersionError, match=r"sglang 0\.5\.99 scores .* SimpleNamespace"
+    ):
         install(draft)
