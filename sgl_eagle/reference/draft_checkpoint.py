@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sgl_eagle.reference.draft_config import DraftConfig, dump_draft_config, load_draft_config
 from sgl_eagle.reference.draft_models import Draft, build_draft
+from sgl_eagle.reference.finite_weights import require_finite
 from sgl_eagle_harness.errors import CheckpointError, OutputError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -54,7 +55,7 @@ def load_draft(
 
     Raises:
         CheckpointError: If a file is missing or damaged, or a tensor is missing, unexpected, of
-            another shape than the configuration says, or does not fit the target.
+            another shape than the configuration says, not finite, or does not fit the target.
     """
     config = load_draft_config(path)
     try:
@@ -63,6 +64,7 @@ def load_draft(
         raise CheckpointError(f"{path / 'config.json'}: {error}") from error
     _require_target(config, path, embed_tokens)
     tensors = read_tensors(path)
+    require_finite(path, tensors, dtype)
     own_embedding = _take(tensors, "embed_tokens.weight", path, embed_tokens.shape)
     embedding = own_embedding if own_embedding is not None else embed_tokens
     mapping = _draft_to_target(tensors, config, path)

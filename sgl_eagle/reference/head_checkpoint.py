@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sgl_eagle.reference.finite_weights import require_finite
 from sgl_eagle.reference.head_factors import HeadFactors, HeadProjection, row_norms
 from sgl_eagle_harness.atomic_file import replace_when_done, write_text
 from sgl_eagle_harness.errors import CheckpointError
@@ -182,6 +183,7 @@ def load_factors(path: Path, lm_head: Tensor) -> tuple[HeadFactors, FactorsInfo]
             f"{path}: made for another head: its rows have norms {_shorten(info.row_norms)}..., "
             f"the draft's {_shorten(found.tolist())}..."
         )
+    require_finite(path, tensors, torch.float32)
     if "lift" in tensors:
         return HeadProjection(**tensors).apply(lm_head), info
     return HeadFactors(**tensors), info

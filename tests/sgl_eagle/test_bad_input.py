@@ -211,10 +211,16 @@ def test_impossible_trees_name_the_largest_legal_value(work, refused, name, mess
             lambda path: tiny_models.edit_json(path / "config.json", model_type="gpt2"),
             "the checkpoint is incomplete or its config.json is another model's",
         ),
+        (
+            lambda path: tiny_models.edit_tensors(
+                path, model__norm__weight=torch.full((64,), torch.nan)
+            ),
+            "tensor model.norm.weight holds NaN or infinity, read as float32",
+        ),
     ],
     ids=[
         *("missing", "weights", "config", "tokenizer", "tensor", "shape", "layers"),
-        *("no-template", "template", "architecture"),
+        *("no-template", "template", "architecture", "nan"),
     ],
 )
 def test_targets_that_cannot_be_used(
@@ -281,8 +287,12 @@ def test_drafts_that_cannot_be_used_by_any_command(
             lambda path: (path / "config.json").write_text("[]"),
             "config.json: the record: Input sho",
         ),
+        (
+            lambda path: tiny_models.edit_tensors(path, norm__weight=torch.full((64,), torch.inf)),
+            "tensor norm.weight holds NaN or infinity, read as float32",
+        ),
     ],
-    ids=["hidden", "layers", "rope", "absurd", "nested", "head", "heads", "d2t", "list"],
+    ids=["hidden", "layers", "rope", "absurd", "nested", "head", "heads", "d2t", "list", "inf"],
 )
 def test_drafts_of_another_target(
     target_folder, random_draft, prompt_file, tmp_path, refused, fault, message
