@@ -11,6 +11,7 @@ def render_tables(results):
     return "\n".join(
         [
             *(f"FAILED {name}: {failure}" for name, failure in results["failures"].items()),
+            *(f"UNFINISHED {what}" for what in results.get("unfinished", [])),
             f"\nstart (s): {start}",
             *_equality_lines(results.get("equality", [])),
             *_sampling_lines(results.get("sampling", [])),

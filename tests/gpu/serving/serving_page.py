@@ -36,6 +36,7 @@ def render_page(results, title):
         title=title,
         provenance=results["provenance"],
         failures=results["failures"],
+        unfinished=results.get("unfinished", []),
         prompt_tokens=results.get("prompt_tokens", []),
         figures=[
             _draw("tokens per second", {key: s.tok_per_s for key, s in speeds.items()}, log=True),

@@ -74,9 +74,35 @@ def test_an_engine_that_fails_leaves_the_others_their_results(tmp_path, capsys):
     for name in ("sglang", "eagle3-adaptive"):
         assert sorted(timed).count((name, 1, 4)) == sorted(timed).count((name, 4, 4)) == 2
     assert {row["full_tok_per_s"] for row in results["timing"]} == {100.0}
-    assert [row["num_equal"] for row in results["equality"]] == [6] * 4
+    assert [row["num_equal"] for row in results["equality"]] == [6] * 6
     assert (tmp_path / "traces" / "sglang" / "trace.json").exists()
     assert "FAILED sgl-eagle2: timed at 1: it ended" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("instant")
+def test_what_the_deadline_cuts_off_is_no_failure(tmp_path, capsys):
+    engines = ["--engines", "sglang", "sgl-eagle2", "--deadline", "0.1"]
+    results = run(tmp_path, *engines)
+    assert results["failures"] == {}
+    assert results["unfinished"] == []  # nothing is timed that might not end in time
+    assert results["timing"] == []
+    check = check_serving.ServingCheck(
+        check_serving.parse_arguments(
+            ["--target", "T", "--draft", "D", "--out", str(tmp_path), "--deadline", "0.1"]
+        )
+    )
+    check.engines = {"sgl-eagle2": PromptEngine("sgl-eagle2", {}, {}, tmp_path)}
+    assert (
+        check.ask_all(
+            "asked",
+            lambda engine: engine.complete([[1]], concurrency=1, sampling={"max_new_tokens": 9}),
+        )
+        == {}
+    )
+    assert check.results["failures"] == {}
+    assert check.results["unfinished"] == ["sgl-eagle2: asked"]
+    assert check.alive() == []
+    capsys.readouterr()
 
 
 @pytest.mark.usefixtures("instant")

@@ -73,6 +73,7 @@ def test_the_page_shows_what_was_measured_and_what_was_not():
             "command": "python check_serving.py",
         },
         "failures": {"sgl-price": "start: ended"},
+        "unfinished": ["sgl-chain: greedy at batch 1"],
         "prompt_tokens": [7, 40],
         "timing": TIMING,
         "start_s": {"sglang": 50.0},
@@ -92,6 +93,7 @@ def test_the_page_shows_what_was_measured_and_what_was_not():
     for text in (
         "a &lt;GPU&gt;",
         "<b>sgl-price failed:</b> start: ended",
+        "Not finished at the deadline:</b> sgl-chain: greedy at batch 1",
         "1000*",
         "3.00, 7.50 ms",
         "<td>sgl-eagle2</td><td>1</td><td>eagle3-5-4-8</td><td>0.95</td>",
