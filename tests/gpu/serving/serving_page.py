@@ -15,14 +15,16 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from serving_engines import ENGINES
 from serving_summary import PLAIN, best_builtin, losses, ratios, summarize_speeds
 
 from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_kernels.bench.svg import inline_svg
 
 TEMPLATE = Path(__file__).with_name("serving_page.html.j2")
-_COLOURS = {"sglang": "black", "eagle3": ("#9ecae1", "#4292c6", "#08519c", "#756bb1")}
-_OURS = ("#fdae6b", "#d94801", "#31a354", "#006d2c", "#e7298a", "#7a0177")
+_PLAIN = ("black", "#888888")
+_BUILTIN = ("#9ecae1", "#4292c6", "#08519c", "#756bb1")
+_OURS = ("#fdae6b", "#d94801", "#31a354", "#006d2c", "#e7298a", "#7a0177", "#bcbd22")
 
 
 def render_page(results, title):
@@ -46,7 +48,7 @@ def render_page(results, title):
         if speeds
         else [],
         concurrencies=sorted({concurrency for _, concurrency in speeds}),
-        engines=list(dict.fromkeys(name for name, _ in speeds)),
+        engines=_in_order(name for name, _ in speeds),
         speeds=speeds,
         against_plain=against_plain,
         against_builtin=against_builtin,
@@ -63,7 +65,7 @@ def render_page(results, title):
 def _draw(label, values, *, log=False, line=None):
     figure = Figure(figsize=(6.4, 4.2))
     axes = figure.add_subplot()
-    names = list(dict.fromkeys(name for name, _ in values))
+    names = _in_order(name for name, _ in values)
     for name in names:
         points = sorted(
             (concurrency, value) for (n, concurrency), value in values.items() if n == name
@@ -83,12 +85,14 @@ def _draw(label, values, *, log=False, line=None):
     return inline_svg(figure)
 
 
+def _in_order(names):
+    return sorted(set(names), key=ENGINES.index)
+
+
 def _colour(name, names):
-    if name == PLAIN:
-        return _COLOURS["sglang"]
-    family = "eagle3" if name.startswith("eagle3") else "sgl-"
-    colours = _COLOURS["eagle3"] if family == "eagle3" else _OURS
-    return colours[[n for n in names if n.startswith(family)].index(name) % len(colours)]
+    families = (("sglang", _PLAIN), ("eagle3", _BUILTIN), ("sgl-", _OURS))
+    prefix, colours = next(family for family in families if name.startswith(family[0]))
+    return colours[[other for other in names if other.startswith(prefix)].index(name)]
 
 
 def main(words=None):
