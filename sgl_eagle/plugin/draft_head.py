@@ -126,14 +126,16 @@ def spread_top(found: HeadTopk, num_tokens: int) -> Tensor:
 
 
 def install_draft_head(
-    worker: Any, folder: Path, choice: LmHead | None, *, tensor_parallel_size: int
+    worker: Any, folder: Path, choice: LmHead | None, *, device: str, tensor_parallel_size: int
 ) -> None:
     """Make SGLang's draft model propose with the two-stage head of its checkpoint.
 
     Args:
         worker: SGLang's draft worker, its weights loaded and no graph captured.
         folder: Draft checkpoint; a draft that is no local folder keeps its head.
-        choice: None takes the two-stage head where the configuration has one and one rank serves.
+        choice: None takes the two-stage head where the configuration has one, on one CPU: on GPUs
+            it has to be asked for until it has been measured there.
+        device: Of the draft, e.g. "cuda".
         tensor_parallel_size: Ranks that share a head.
 
     Raises:
@@ -142,10 +144,10 @@ def install_draft_head(
     """
     if not (folder / "config.json").is_file() or not wants_two_stage_head(folder, choice):
         return
-    if tensor_parallel_size > 1 and choice is None:
-        logger.warning(
-            "SGL_EAGLE drafts with the full LM head: the two-stage head of %s needs --tp-size 1",
-            folder,
+    if choice is None and (tensor_parallel_size > 1 or device != "cpu"):
+        logger.info(
+            "SGL_EAGLE drafts with the full LM head; %s two-stage takes that of %s, on one rank",
+            *(LM_HEAD_FLAG, folder),
         )
         return
     _require(folder, "--tp-size", tensor_parallel_size, 1)
