@@ -303,6 +303,8 @@ class CostTable:
     def wasted_draft_us(self, batch_size: int, context_len: npt.ArrayLike) -> FloatArray:
         """How long verification waits for the draft step that runs when a policy stops.
 
+        Beyond the decision to stop and the choice of what to verify, which pass in the meantime.
+
         Args:
             batch_size: Requests drafted together.
             context_len: Tokens before the root; any shape.
@@ -317,6 +319,23 @@ class CostTable:
             return np.zeros(np.shape(context_len))
         step_us = self.draft_step_us(batch_size, self.draft.num_tokens[-1], context_len)
         return np.asarray(np.maximum(step_us - self.decide_us - self.verify_select_us, 0.0))
+
+    def stop_us(self, batch_size: int, context_len: npt.ArrayLike) -> FloatArray:
+        """Latency of ending drafting before its last level.
+
+        Args:
+            batch_size: Requests drafted together.
+            context_len: Tokens before the root; any shape.
+
+        Returns:
+            float64 microseconds of the shape of `context_len`; 0 for an engine that waits for
+            decisions, where a level's own counts for the one that ends it.
+
+        Raises:
+            CostTableRangeError: If any point lies outside the grid.
+        """
+        wasted_us = self.wasted_draft_us(batch_size, context_len)
+        return wasted_us + self.decide_us if self.drafts_ahead else wasted_us
 
     def draft_extend_us(
         self, batch_size: int, num_pending: npt.ArrayLike, context_len: npt.ArrayLike

@@ -65,7 +65,7 @@ def plan_throughput(
         float(costs.draft_catch_up_us(batch_size, 1, context_len))
         + costs.verify_select_us
         + further_levels * float(costs.draft_level_us(batch_size, topk, context_len))
-        + stops * float(costs.wasted_draft_us(batch_size, context_len))
+        + stops * float(costs.stop_us(batch_size, context_len))
         + costs.verify_us(batch_size, counts, context_len)
     )
     plain = batch_size / float(costs.decode_us(batch_size, context_len))

@@ -212,8 +212,29 @@ def build_verify_state(worker: Any, num_draft_tokens: int) -> Any:
     Returns:
         SGLang's record of the graphs and their attention backends.
     """
-    # One draft step: the draft loop's graphs and backends do not depend on the verify size.
-    return worker.build_adaptive_runtime_state(1, num_draft_tokens)
+    with _draft_extend_of(num_draft_tokens):
+        # One draft step: the draft loop's graphs and backends do not depend on the verify size.
+        return worker.build_adaptive_runtime_state(1, num_draft_tokens)
+
+
+@contextlib.contextmanager
+def _draft_extend_of(num_draft_tokens: int) -> Iterator[None]:
+    # SGLang 0.5.17 captures draft-extend as wide as the server's limit, whatever the state's size,
+    # and then finds that the graph does not fit.
+    from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as runner
+
+    resolve = runner.resolve_num_tokens_per_req
+
+    def resolve_width(*, phase: str, **arguments: Any) -> int:
+        if phase == "draft_extend":
+            return num_draft_tokens
+        return int(resolve(phase=phase, **arguments))
+
+    runner.resolve_num_tokens_per_req = resolve_width
+    try:
+        yield
+    finally:
+        runner.resolve_num_tokens_per_req = resolve
 
 
 def current_verify_state(worker: Any) -> Any:

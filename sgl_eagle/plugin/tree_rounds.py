@@ -98,7 +98,7 @@ class TreeRounds:
         choice: TierChoice,
         clock: RoundClock,
         observer: StepObserver | None,
-    ) -> Any:
+    ) -> Any | None:
         """Draft for a batch.
 
         Args:
@@ -110,7 +110,7 @@ class TreeRounds:
             observer: Told what was drafted, if there is one.
 
         Returns:
-            An `EagleVerifyInput`.
+            An `EagleVerifyInput`; None where the policy verifies the roots alone.
         """
         num_rows = len(choice.speculating)
         steps = self._steps(num_rows, chooses=self._order(policy, num_rows) is not None)
@@ -126,6 +126,8 @@ class TreeRounds:
                 drafter.meet_roots()
             with clock.stage("decide"):
                 packed = _choose_trees(policy, states, drafter, choice, observer)
+        if packed.tokens.shape[1] == 1:
+            return None
         with clock.stage("verify"), states.active(packed.tokens.shape[1]):
             return self._send(packed, drafter)
 

@@ -193,17 +193,18 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         names = [request.rid for request in batch.reqs]
         num_unseen = self._plain_rounds.num_unseen(names)
         choice = self._choose_tiers(batch, names, num_unseen)
-        decodes = choice is None and not compat_plain.needs_verification(batch)
-        self._plain_rounds.catch_up(batch, names, num_unseen, self._clock, at_once=not decodes)
-        if decodes:
+        must_verify = compat_plain.needs_verification(batch)
+        at_once = must_verify or choice is not None
+        self._plain_rounds.catch_up(batch, names, num_unseen, self._clock, at_once=at_once)
+        verify_input = None
+        if choice is not None:
+            verify_input = self._tree_rounds.draft(
+                self._policy, self._states, batch, choice, self._clock, self._observer
+            )
+        if verify_input is None and not must_verify:
             result = self._plain_rounds.decode(batch, names, self._clock, on_publish)
             self._decoded_last = True
         else:
-            verify_input = None
-            if choice is not None:
-                verify_input = self._tree_rounds.draft(
-                    self._policy, self._states, batch, choice, self._clock, self._observer
-                )
             result = self._verify(batch, verify_input, on_publish, grammar_barrier)
         self._clock.end_round(len(batch.reqs))
         if (times := self._clock.take(self._rounds_per_log_line)) is not None:

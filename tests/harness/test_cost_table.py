@@ -120,6 +120,7 @@ def test_drafting_ahead_hides_the_shorter_of_step_and_decision():
     slow_host = replace(ahead, decide_us=150.0)
     assert slow_host.draft_level_us(1, 8, 0) == 150
     assert slow_host.wasted_draft_us(1, 0) == 0
+    assert (waits.stop_us(1, 0), ahead.stop_us(1, 0), slow_host.stop_us(1, 0)) == (0, 70, 150)
 
 
 def test_leave_out_error_is_zero_for_an_affine_cost_and_not_for_a_bent_one():

@@ -306,7 +306,7 @@ def test_drafting_ahead_makes_levels_cheaper_and_a_stop_dearer():
     plans = []
     for depth, size in itertools.product(range(1, 5), policy.verify_sizes):
         accepted = sum(0.6**d for d in range(1, min(depth, size - 1) + 1))
-        time_us = 130 + 20 + (depth - 1) * 105 + (depth < 4) * (105 - 40) + (1000 + 10 * size)
+        time_us = 130 + 20 + (depth - 1) * 105 + (depth < 4) * (105 - 20) + (1000 + 10 * size)
         plans.append(1 + accepted - policy.price_tok_per_us * time_us)
     found = policy.tier_values(make_batch(1))[0][0]
     assert found == pytest.approx(max(plans), abs=1e-6)

@@ -197,8 +197,8 @@ class PricePolicy:
         num_levels = np.arange(len(self._prior))
         values = (self._prior[None] - prices.verify[:, None, :]).max(axis=2)
         values = values - (self._share(batch) * spent[:, None] + num_levels * prices.draft[:, -1:])
-        wasted = self.costs.wasted_draft_us(batch.batch_size, batch.context_len)
-        values[:, :-1] -= self._share(batch) * wasted[:, None]
+        stop_us = self.costs.stop_us(batch.batch_size, batch.context_len)
+        values[:, :-1] -= self._share(batch) * stop_us[:, None]
         best = values.max(axis=1) if self.rules.stop else values[:, -1]
         return 1 + best, plain
 
