@@ -21,7 +21,7 @@ class StepCounts:
         proposed_ct: Drafts verified: nodes of the verified trees, roots and padding excluded.
         correct_ct: Drafts that the target kept.
         tier_switch_ct: Changes of requests between speculation and plain decoding.
-        invalid_row_ct: Rows whose draft probabilities were not finite.
+        invalid_row_ct: Verify passes for which a draft was wanted and had no finite probability.
         verify_size_ct: Verify passes by nodes verified, root included.
         depth_ct: Verify passes by levels drafted; 0 is plain decoding.
     """
@@ -55,6 +55,7 @@ class StepCounts:
     def add_step(
         self,
         *,
+        wanted: BoolArray,
         speculated: BoolArray,
         num_drafted: IntArray,
         num_draft_tokens: IntArray,
@@ -64,7 +65,8 @@ class StepCounts:
         """Count one step of B requests.
 
         Args:
-            speculated: [B] bool.
+            wanted: [B] bool, whether the policy wanted drafts.
+            speculated: [B] bool, whether there was one.
             num_drafted: [B] int64, nodes drafted, root excluded.
             num_draft_tokens: [B] int64, nodes verified, root included, padding excluded.
             depths: [B] int64, levels drafted, 0 where nothing was.
@@ -73,6 +75,7 @@ class StepCounts:
         self.step_ct += 1
         self.row_ct += len(speculated)
         self.speculated_ct += int(speculated.sum())
+        self.invalid_row_ct += int((wanted & ~speculated).sum())
         self.drafted_ct += int(num_drafted.sum())
         self.proposed_ct += int(num_draft_tokens.sum()) - len(speculated)
         self.correct_ct += int(num_correct_drafts.sum())

@@ -31,7 +31,6 @@ class ServerDrafter(ABC):
     Attributes:
         root_tokens: [B] int64, once `meet_roots` was called.
         context_len: [B] int64, cached tokens before each root; likewise.
-        num_invalid_rows: Rows without a finite draft probability so far; they draft nothing.
     """
 
     root_tokens: IntArray
@@ -61,7 +60,6 @@ class ServerDrafter(ABC):
         self._speculating = speculating
         self._buffers = steps.start(batch)
         self._layout = self._buffers.layout
-        self.num_invalid_rows = 0
         if num_steps:
             steps.plan()
 
@@ -122,7 +120,6 @@ class ServerDrafter(ABC):
         bits = np.ascontiguousarray(level[:, 1, :, :topk], np.int32)
         log_probs: Float32Array = bits.view(np.float32)
         usable = expanded & np.isfinite(log_probs).all(axis=2)
-        self.num_invalid_rows += int((expanded & ~usable).any(axis=1).sum())
         handles = np.empty(tokens.shape, np.int64)
         handles[:] = np.arange(tokens.shape[1])[:, None] * self._layout.branches + np.arange(topk)
         valid = np.empty(tokens.shape, np.bool_)

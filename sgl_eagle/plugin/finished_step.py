@@ -17,10 +17,12 @@ class DraftedTrees:
     Attributes:
         trees: Drafted nodes of B requests.
         columns: [B, C] int64 nodes verified, `NO_NODE` where padded; none in a plain row.
+        speculating: [B] bool, requests that the policy wanted drafts for.
     """
 
     trees: CandidateTrees
     columns: IntArray
+    speculating: BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,13 @@ class FinishedStep:
     def batch_size(self) -> int:
         """B."""
         return len(self.requests)
+
+    @property
+    def speculating(self) -> BoolArray:
+        """[B] bool, whether the policy wanted drafts."""
+        if self.drafted is None:
+            return np.zeros(self.batch_size, np.bool_)
+        return self.drafted.speculating
 
     @property
     def num_draft_tokens(self) -> IntArray:

@@ -109,4 +109,4 @@ class LateTrees:
         columns = select_rerank(
             trees.path_log_confidence, trees.valid, self._rounds.num_draft_tokens - 1
         )
-        return DraftedTrees(trees=trees, columns=columns)
+        return DraftedTrees(trees=trees, columns=columns, speculating=everyone)

@@ -35,7 +35,7 @@ _COUNTERS = {
     "proposed_drafts": ("proposed_ct", "Drafts verified, roots and padding excluded."),
     "correct_drafts": ("correct_ct", "Drafts that the target kept."),
     "tier_switches": ("tier_switch_ct", "Changes between speculation and plain decoding."),
-    "invalid_rows": ("invalid_row_ct", "Rows whose draft probabilities were not finite."),
+    "invalid_rows": ("invalid_row_ct", "Verify passes whose draft had no finite probability."),
 }
 """Metric -> field of `StepCounts`, and what it counts."""
 

@@ -210,6 +210,7 @@ class StepObserver:
         rows = step.counted
         self._batch_size = step.batch_size
         self.counts.add_step(
+            wanted=step.speculating[rows],
             speculated=step.depths[rows] > 0,
             num_drafted=step.num_drafted[rows],
             num_draft_tokens=step.num_draft_tokens[rows],

@@ -245,5 +245,5 @@ def _choose_trees(
     columns = policy.select_verify(trees, choice.context)
     columns = np.where(choice.speculating[:, None], columns, NO_NODE)
     if observer is not None:
-        observer.drafted(DraftedTrees(trees=trees, columns=columns))
+        observer.drafted(DraftedTrees(trees=trees, columns=columns, speculating=choice.speculating))
     return pack_trees(trees, columns, states.size_for(largest_tree(columns)))

@@ -8,6 +8,7 @@ from sgl_eagle_harness.step_counts import StepCounts
 
 def add_steps(counts, *, correct):
     counts.add_step(
+        wanted=np.array([True, True, False]),
         speculated=np.array([True, True, False]),
         num_drafted=np.array([12, 20, 0]),
         num_draft_tokens=np.array([4, 8, 1]),
@@ -29,6 +30,20 @@ def test_sums_and_ratios_by_hand():
     assert counts.accept_rate == pytest.approx(8 / 20)
     assert counts.verify_size_ct == {1: 2, 4: 2, 8: 2}
     assert counts.depth_ct == {0: 2, 2: 2, 3: 2}
+
+
+def test_drafts_that_were_wanted_and_missing_are_counted():
+    counts = StepCounts()
+    nothing = np.zeros(3, np.int64)
+    counts.add_step(
+        wanted=np.array([True, True, False]),
+        speculated=np.array([True, False, False]),
+        num_drafted=np.array([4, 0, 0]),
+        num_draft_tokens=np.array([2, 1, 1]),
+        depths=np.array([1, 0, 0]),
+        num_correct_drafts=nothing,
+    )
+    assert (counts.invalid_row_ct, counts.speculated_ct, counts.proposed_ct) == (1, 1, 1)
 
 
 def test_differences_leave_the_earlier_copy_alone():

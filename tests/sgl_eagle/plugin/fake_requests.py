@@ -63,7 +63,8 @@ def two_level_trees(num_rows=1, *, verified=3):
     trees = trees.append(root, _children([[10, 11]], num_rows))
     frontier = np.tile([0, 1], (num_rows, 1))
     trees = trees.append(frontier, _children([[20, 21], [30, 31]], num_rows))
-    return DraftedTrees(trees=trees, columns=np.tile(np.arange(verified), (num_rows, 1)))
+    columns = np.tile(np.arange(verified), (num_rows, 1))
+    return DraftedTrees(trees=trees, columns=columns, speculating=np.ones(num_rows, np.bool_))
 
 
 def _children(tokens, num_rows):

@@ -39,7 +39,9 @@ def random_step(batch_size, seed):
     batch = BatchContext(batch_size=batch_size, context_len=100 * ones, num_pending=ones)
     policy = Eagle2Policy(limits=LIMITS)
     trees = grow_trees(RandomDrafter(seed, batch_size), policy, batch)
-    return DraftedTrees(trees=trees, columns=policy.select_verify(trees, batch))
+    everyone = np.ones(trees.num_rows, np.bool_)
+    columns = policy.select_verify(trees, batch)
+    return DraftedTrees(trees=trees, columns=columns, speculating=everyone)
 
 
 def make_learner():

@@ -1,15 +1,18 @@
 """Steps are counted, learnt from and timed once their outcome is on the host."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
 from fake_requests import FakeRequest, make_result, two_level_trees
 
+from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.metrics_export import describe_report
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle_harness.types import NO_NODE
 
 
 class Recorder:
@@ -69,6 +72,23 @@ def test_counts_of_a_speculative_and_a_plain_step():
     assert (counts.drafted_ct, counts.proposed_ct, counts.correct_ct) == (12, 6, 2)
     assert counts.verify_size_ct == {4: 2, 1: 2}
     assert counts.depth_ct == {2: 2, 0: 2}
+
+
+def test_requests_without_a_finite_draft_are_counted():
+    observer = make_observer()
+    requests = [FakeRequest(name) for name in "abc"]
+    drafted = two_level_trees(3)
+    trees = dataclasses.replace(drafted.trees, valid=drafted.trees.valid.copy())
+    trees.valid[1:] = False  # the second was wanted, the third was not
+    columns = np.where(trees.valid[:, :3], drafted.columns, NO_NODE)
+    wanted = np.array([True, True, False])
+    run_step(
+        observer,
+        requests,
+        [[10, 5], [9], [9]],
+        DraftedTrees(trees=trees, columns=columns, speculating=wanted),
+    )
+    assert (observer.counts.invalid_row_ct, observer.counts.speculated_ct) == (1, 1)
 
 
 def test_requests_that_have_ended_do_not_count():
