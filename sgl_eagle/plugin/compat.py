@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.tree_sampling import draw_tokens
 from sgl_eagle_harness.errors import SglEagleError
 from sgl_eagle_harness.types import NO_NODE
@@ -352,20 +353,37 @@ def prepare_verify_ahead(worker: Any, batch: Any, verify_input: Any) -> None:
         common.eagle_prepare_for_verify = functools.partial(
             _prepare_for_verify, common.eagle_prepare_for_verify
         )
-    before = {name: getattr(batch, name) for name in _SET_BY_PREPARATION}
-    batch.spec_info = verify_input
-    prepared = common.eagle_prepare_for_verify(
-        verify_input, worker.req_to_token_pool, batch, worker.target_worker
-    )
-    verify_input.prepared_ahead = (
-        prepared,
-        {name: getattr(batch, name) for name in _SET_BY_PREPARATION},
-    )
-    for name, value in before.items():
-        setattr(batch, name, value)
+    with left_as_it_was(batch, _SET_BY_PREPARATION):
+        batch.spec_info = verify_input
+        prepared = common.eagle_prepare_for_verify(
+            verify_input, worker.req_to_token_pool, batch, worker.target_worker
+        )
+        verify_input.prepared_ahead = (
+            prepared,
+            {name: getattr(batch, name) for name in _SET_BY_PREPARATION},
+        )
 
 
 _SET_BY_PREPARATION = ("spec_info", "forward_mode", "input_ids", "out_cache_loc")
+
+
+@contextlib.contextmanager
+def left_as_it_was(batch: Any, names: tuple[str, ...]) -> Iterator[None]:
+    """Give a batch its fields back, whatever SGLang makes of them in between.
+
+    Args:
+        batch: The running batch.
+        names: Its fields.
+
+    Yields:
+        None.
+    """
+    before = {name: getattr(batch, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(batch, name, value)
 
 
 def _prepare_for_verify(original: Any, verify_input: Any, pool: Any, batch: Any, *args: Any) -> Any:
@@ -413,7 +431,7 @@ def _sample(
         **{name: values.repeat_interleave(num_draft_tokens) for name, values in rows.items()},
     )
     # Each rank draws with a generator of its own.
-    tensor_parallel_group().broadcast(drawn, src=0)
+    Ranks(tensor_parallel_group()).share_tensor(drawn)
     predict, num_accept_tokens, accept_index = chosen
     predict, accept_index, num_correct_drafts = verify_tree_greedy_func(
         predicts=torch.zeros_like(predict),

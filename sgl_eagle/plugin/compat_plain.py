@@ -49,25 +49,25 @@ def run_decode(worker: Any, batch: Any, *, keeps_features: bool) -> Any:
 
     runner = worker.target_worker.model_runner
     draft_input, lengths = batch.spec_info, batch.seq_lens
-    before = {name: getattr(batch, name) for name in _SET_BY_DECODING}
-    # Decoding counts the token that is being decoded among the cached ones.
-    batch.spec_info = None
-    batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
-    slots = compat.token_table(worker)[batch.req_pool_indices, lengths]
-    batch.out_cache_loc = slots.to(torch.int64)
-    batch.seq_lens = lengths + 1
-    if batch.seq_lens_cpu is not None:
-        batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-    batch.seq_lens_sum = None
-    forward_batch = ForwardBatch.init_new(
-        batch,
-        runner,
-        capture_hidden_mode=CaptureHiddenMode.FULL if keeps_features else CaptureHiddenMode.NULL,
-        return_hidden_states_before_norm=False,
-    )
-    new_lengths = batch.seq_lens
-    for name, value in before.items():
-        setattr(batch, name, value)
+    with compat.left_as_it_was(batch, _SET_BY_DECODING):
+        # Decoding counts the token that is being decoded among the cached ones.
+        batch.spec_info = None
+        batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
+        slots = compat.token_table(worker)[batch.req_pool_indices, lengths]
+        batch.out_cache_loc = slots.to(torch.int64)
+        batch.seq_lens = lengths + 1
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            runner,
+            capture_hidden_mode=(
+                CaptureHiddenMode.FULL if keeps_features else CaptureHiddenMode.NULL
+            ),
+            return_hidden_states_before_norm=False,
+        )
+        new_lengths = batch.seq_lens
     output = worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True
     )
@@ -122,26 +122,24 @@ def catch_up(
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
     draft_input, table = batch.spec_info, compat.token_table(worker)
-    before = {name: getattr(batch, name) for name in _SET_BY_CATCHING_UP}
     on_device = _sent(counts, batch.seq_lens.device)
-    batch.seq_lens = batch.seq_lens - on_device
-    if batch.seq_lens_cpu is not None:
-        batch.seq_lens_cpu = batch.seq_lens_cpu - counts
-    batch.seq_lens_sum = None
-    places = batch.seq_lens[:, None] + torch.arange(window, device=table.device)
-    # At the context limit a window reaches beyond the table; what it writes there nobody reads.
-    slots = table[batch.req_pool_indices[:, None], places.clamp(max=table.shape[1] - 1)]
-    batch.out_cache_loc = slots.flatten().to(torch.int64)
-    tokens, features = take(batch.req_pool_indices, batch.seq_lens)
-    result = GenerationBatchResult(
-        logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=features),
-        next_token_ids=tokens,
-        accept_lens=on_device.clamp(min=1).to(torch.int32),
-        next_draft_input=EagleDraftInput(bonus_tokens=draft_input.bonus_tokens),
-    )
-    worker.draft_worker._draft_extend_for_decode(batch, result)
-    for name, value in before.items():
-        setattr(batch, name, value)
+    with compat.left_as_it_was(batch, _SET_BY_CATCHING_UP):
+        batch.seq_lens = batch.seq_lens - on_device
+        if batch.seq_lens_cpu is not None:
+            batch.seq_lens_cpu = batch.seq_lens_cpu - counts
+        batch.seq_lens_sum = None
+        places = batch.seq_lens[:, None] + torch.arange(window, device=table.device)
+        # At the context limit a window reaches beyond the table; what it writes there nobody reads.
+        slots = table[batch.req_pool_indices[:, None], places.clamp(max=table.shape[1] - 1)]
+        batch.out_cache_loc = slots.flatten().to(torch.int64)
+        tokens, features = take(batch.req_pool_indices, batch.seq_lens)
+        result = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=features),
+            next_token_ids=tokens,
+            accept_lens=on_device.clamp(min=1).to(torch.int32),
+            next_draft_input=EagleDraftInput(bonus_tokens=draft_input.bonus_tokens),
+        )
+        worker.draft_worker._draft_extend_for_decode(batch, result)
     _forget_read_event(worker.draft_worker.draft_runner)
     caught_up = result.next_draft_input
     if not counts.all():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.reference.check_row import CheckRow, failed, ok, warning
+from sgl_eagle.reference.finite_weights import not_finite
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NORMAL_STD = 0.02
@@ -55,7 +56,7 @@ def check_values(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> CheckRow:
     """
     name = "weight values"
     weights = {key: tensor for key, tensor in tensors.items() if tensor.dtype in STORED_DTYPES}
-    broken = [key for key, tensor in weights.items() if not tensor.to(dtype).isfinite().all()]
+    broken = not_finite(weights, dtype)
     if broken:
         return failed(
             name,
