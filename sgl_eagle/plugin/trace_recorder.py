@@ -205,6 +205,7 @@ class TracePipe:
                 pickle.dump(message, stream, protocol=pickle.HIGHEST_PROTOCOL)
                 if self._queue.empty():
                     stream.flush()
+                self._queue.task_done()
             stream.close()
         except OSError as error:
             logger.warning("SGL_EAGLE records no more: its writing process ended: %s", error)

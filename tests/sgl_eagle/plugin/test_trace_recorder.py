@@ -234,7 +234,7 @@ def test_the_writing_process_outlives_a_server_that_is_killed(tmp_path):
         "header, messages = pickle.load(sys.stdin.buffer)\n"
         "pipe = TracePipe(Path(sys.argv[1]), TraceHeader.model_validate_json(header))\n"
         "for message in messages: assert pipe.send(message)\n"
-        "while not pipe._queue.empty(): pass\n"
+        "pipe._queue.join()\n"  # An empty queue would leave the last message unwritten.
         "print(pipe._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
