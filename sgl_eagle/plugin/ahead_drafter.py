@@ -68,7 +68,11 @@ class AheadDrafter(ServerDrafter):
         if self._num_first < self._num_steps:
             return None
         return assemble_trees(
-            self._layout, self._first_mail, self._num_steps, speculating=self._speculating
+            self._layout,
+            self._first_mail,
+            self._num_steps,
+            topk=self._steps.topk,
+            speculating=self._speculating,
         )
 
     def expand(self, handles: IntArray, topk: int) -> Children:

@@ -38,20 +38,17 @@ def empty_trees(buffers: DraftBuffers, num_draft_tokens: int, layout: MaskLayout
     return TreeTensors(numbers=torch.zeros(shape, dtype=torch.int64, device=device), mask=mask)
 
 
-def write_trees(
-    buffers: DraftBuffers, num_steps: int, out: TreeTensors, *, shows_prefix: bool
-) -> None:
+def write_trees(buffers: DraftBuffers, out: TreeTensors, *, shows_prefix: bool) -> None:
     """Rank all drafted nodes, and write the trees of the best to where the target looks for them.
 
     Args:
-        buffers: R rows, after their draft steps.
-        num_steps: Draft steps after that of the roots.
+        buffers: R rows, after the draft steps of the round; those that did not run left no node.
         out: Trees of R requests and M nodes; numbers and mask are written.
         shows_prefix: Whether rows of the mask are over prefix and tree, or over the tree alone.
     """
     mail = buffers.mail
     num_rows, num_draft_tokens = out.numbers.shape[1:]
-    tokens, paths, parents, depths = _all_nodes(buffers, num_steps)
+    tokens, paths, parents, depths = _all_nodes(buffers)
     # Reversed bits of a magnitude are a probability in the same order, ties included.
     magnitude = paths.abs().view(torch.int32)
     rank = (_LARGEST_FINITE - magnitude).view(torch.float32).where(paths > -torch.inf, 0.0)
@@ -79,16 +76,15 @@ def write_trees(
     _write_mask(out.mask, selected.ancestors, buffers.seq_lens if shows_prefix else None)
 
 
-def _all_nodes(buffers: DraftBuffers, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _all_nodes(buffers: DraftBuffers) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # [R, N] tokens, path log-confidences (minus infinity where invalid) and parents; [N] depths.
-    mail, layout = buffers.mail, buffers.layout
-    branches = layout.branches
+    mail, layout, topk = buffers.mail, buffers.layout, buffers.topk
     tokens: list[Tensor] = []
     paths: list[Tensor] = []
     parents: list[Tensor] = []
     start = 0
-    for index in range(num_steps + 1):
-        level = layout.level(mail, index)
+    for index in range(layout.num_steps):
+        level = layout.level(mail, index)[:, :, :topk, :topk]
         level = level[:, :, :1] if index == 0 else level
         log_probs = level[:, 1].view(torch.float32)
         usable = log_probs.isfinite().all(-1, keepdim=True)
@@ -96,7 +92,10 @@ def _all_nodes(buffers: DraftBuffers, num_steps: int) -> tuple[Tensor, Tensor, T
             above = torch.zeros_like(log_probs[:, :, 0])
             columns = torch.full_like(above, -1, dtype=torch.int64)
         else:
-            frontier = layout.frontier(mail, index - 1).long()
+            frontier = layout.frontier(mail, index - 1)[:, :topk].long()
+            if topk < layout.branches:
+                inside = frontier // layout.branches * topk + frontier % layout.branches
+                frontier = inside.where(frontier >= 0, -1)
             usable = usable & (frontier >= 0)[:, :, None]
             above = paths[-1].gather(1, frontier.clamp(min=0))
             columns = frontier + start
@@ -104,7 +103,7 @@ def _all_nodes(buffers: DraftBuffers, num_steps: int) -> tuple[Tensor, Tensor, T
         path = (above[:, :, None] + log_probs).where(usable, -torch.inf)
         tokens.append(level[:, 0].flatten(1))
         paths.append(path.flatten(1))
-        parents.append(columns[:, :, None].expand(-1, -1, branches).flatten(1))
+        parents.append(columns[:, :, None].expand(-1, -1, topk).flatten(1))
     sizes = [path.shape[1] for path in paths]
     depths = torch.cat(
         [torch.full((size,), depth, device=mail.device) for depth, size in enumerate(sizes, 1)]

@@ -31,16 +31,19 @@ class DraftGraphs:
     padding.
     """
 
-    def __init__(self, worker: Any, *, chooses: bool, num_certain_steps: int) -> None:
+    def __init__(self, worker: Any, *, chooses: bool, topk: int, num_certain_steps: int) -> None:
         """Capture.
 
         Args:
             worker: SGLang's draft worker, its attention backends made.
             chooses: Whether steps choose the nodes that they expand.
+            topk: Children of a node, and nodes of a step, that they choose among; at most the
+                server's.
             num_certain_steps: First draft steps that will always be run, as one graph.
         """
         self._worker = worker
         self.chooses = chooses
+        self.topk = topk
         self._num_certain_steps = num_certain_steps
         self._sizes = compat_graphs.captured_batch_sizes(worker)
         self._num_steps = int(worker.speculative_num_steps)
@@ -48,6 +51,7 @@ class DraftGraphs:
         self._buffers = DraftBuffers.allocate(
             num_rows=self._sizes[-1],
             branches=branches,
+            topk=topk,
             num_steps=self._num_steps,
             hidden=compat_graphs.draft_hidden_states(worker),
         )
@@ -139,38 +143,34 @@ class DraftGraphs:
         """
         self._steps[self._size, step].replay()
 
-    def capture_trees(self, num_steps: int, num_draft_tokens: int, layout: MaskLayout) -> None:
-        """Prepare `lay_out_trees` for all batch sizes.
+    def capture_trees(self, num_draft_tokens: int, layout: MaskLayout) -> None:
+        """Prepare `lay_out_trees` for all batch sizes and any number of draft steps, once.
 
         Args:
-            num_steps: Draft steps that will have run.
             num_draft_tokens: Nodes of every tree, root included.
             layout: Of the mask, with its buffer.
         """
+        if (self._sizes[0], num_draft_tokens) in self._trees:
+            return
         with compat_graphs.capturing() as stream:
             for size in reversed(self._sizes):
                 rows = self._buffers.first(size)
                 trees = empty_trees(rows, num_draft_tokens, layout)
-                write = partial(
-                    write_trees, rows, num_steps, trees, shows_prefix=layout.shows_prefix
-                )
+                write = partial(write_trees, rows, trees, shows_prefix=layout.shows_prefix)
                 graph = compat_graphs.capture_graph(write, stream)
                 self._trees[size, num_draft_tokens] = graph, trees
 
-    def lay_out_trees(
-        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
-    ) -> TreeTensors:
-        """Make trees of the most confident nodes, after all draft steps.
+    def lay_out_trees(self, num_draft_tokens: int, layout: MaskLayout) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps of the round.
 
         Args:
-            num_steps: Draft steps that ran.
             num_draft_tokens: Nodes of every tree, root included; as captured.
             layout: Of the mask; as captured.
 
         Returns:
             B trees; the next round's replace them.
         """
-        del num_steps, layout
+        del layout
         graph, trees = self._trees[self._size, num_draft_tokens]
         graph.replay()
         num_rows = len(self._batch.seq_lens)

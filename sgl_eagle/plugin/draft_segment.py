@@ -1,7 +1,8 @@
 """One draft step as one segment of device work: what runs between two decisions of the policy.
 
 Letters: R requests, padding included; T branches a request (SGLang's topk), which is also the
-number of children of a node; S draft steps; H the draft's hidden size.
+number of children of a node; S draft steps; H the draft's hidden size. A policy narrower than the
+server takes the first `topk` of a node's T children, and leaves the last branches idle.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class DraftBuffers:
 
     Attributes:
         layout: Of `mail`.
+        topk: Children of a node, and nodes of a frontier, that the policy may take; at most T.
         root_ids: [R, T] int64 draft ids of the roots' children, from draft-extend.
         root_probs: [R, T] float32 draft probabilities of them.
         bonus_tokens: [R] int64, the roots.
@@ -44,6 +46,7 @@ class DraftBuffers:
     """
 
     layout: RoundMail
+    topk: int
     root_ids: Tensor
     root_probs: Tensor
     bonus_tokens: Tensor
@@ -60,13 +63,20 @@ class DraftBuffers:
 
     @classmethod
     def allocate(
-        cls, *, num_rows: int, branches: int, num_steps: int, hidden: tuple[int, torch.dtype, Any]
+        cls,
+        *,
+        num_rows: int,
+        branches: int,
+        topk: int,
+        num_steps: int,
+        hidden: tuple[int, torch.dtype, Any],
     ) -> DraftBuffers:
         """Buffers of zeros: slot 0 and request row 0 are SGLang's own padding.
 
         Args:
             num_rows: R.
             branches: T.
+            topk: Children that the policy may take, at most T.
             num_steps: S.
             hidden: H, dtype and device of hidden states.
 
@@ -81,6 +91,7 @@ class DraftBuffers:
 
         return cls(
             layout=layout,
+            topk=topk,
             root_ids=zeros(num_rows, branches),
             root_probs=zeros(num_rows, branches, dtype=torch.float32),
             bonus_tokens=zeros(num_rows),
@@ -106,26 +117,27 @@ class DraftBuffers:
             Views.
         """
         branches = self.slots.shape[1]
-        tensors = [field.name for field in fields(self) if field.name != "layout"]
+        tensors = [field.name for field in fields(self) if field.name not in {"layout", "topk"}]
         parts = {name: getattr(self, name)[:num_rows] for name in tensors}
         parts["positions"] = self.positions[: num_rows * branches]
-        return DraftBuffers(layout=self.layout, **parts)
+        return DraftBuffers(layout=self.layout, topk=self.topk, **parts)
 
 
 def choose_frontier(buffers: DraftBuffers, step: int) -> None:
     """Choose the most confident nodes of the level, as policies in `ConfidenceOrder` would.
 
     Sums are in float32 and equals go to the lowest column, so that it is the same choice to the
-    bit. A node with a child of no finite probability has no children.
+    bit. A node with a child of no finite probability has no children; children that a narrower
+    policy does not take count for nothing.
 
     Args:
         buffers: R rows; `choice`, `paths` and the step's frontier are written.
         step: 0-based draft step that expands the nodes; before the first, the level is one node's.
     """
-    layout, branches = buffers.layout, buffers.layout.branches
-    num_parents = 1 if step == 0 else branches
+    layout, branches, topk = buffers.layout, buffers.layout.branches, buffers.topk
+    num_parents = 1 if step == 0 else topk
     level = layout.level(buffers.mail, step)
-    log_probs = level[:, 1, :num_parents].view(torch.float32)
+    log_probs = level[:, 1, :num_parents, :topk].view(torch.float32)
     ranks = torch.arange(num_parents, device=log_probs.device)
     usable = log_probs.isfinite().all(-1) & (ranks < buffers.widths[:, None])
     paths = buffers.paths[:, :num_parents]
@@ -134,13 +146,16 @@ def choose_frontier(buffers: DraftBuffers, step: int) -> None:
         paths,  # acceptance, for which nobody asks here
         log_probs.where(usable[:, :, None], -torch.inf),
         calibration=IdentityCurve(),
-        width=branches,
+        width=topk,
     )
-    nodes = grown.frontier.clamp(min=0)
-    buffers.choice[:, 0].copy_(nodes)
-    buffers.choice[:, 1].copy_(nodes // branches)
-    buffers.paths.copy_(grown.frontier_path)
-    layout.frontier(buffers.mail, step).copy_(grown.frontier)
+    frontier = grown.frontier
+    if topk < branches:  # from columns of topk children a node to those of the level
+        frontier = (frontier // topk * branches + frontier % topk).clamp(min=-1)
+    nodes = frontier.clamp(min=0)
+    buffers.choice[:, 0, :topk].copy_(nodes)
+    buffers.choice[:, 1, :topk].copy_(nodes // branches)
+    buffers.paths[:, :topk].copy_(grown.frontier_path)
+    layout.frontier(buffers.mail, step)[:, :topk].copy_(frontier)
 
 
 def run_segment(worker: Any, forward_batch: Any, buffers: DraftBuffers, step: int) -> None:
@@ -216,6 +231,7 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
     _write_level(worker, buffers, 0, buffers.root_ids, buffers.root_probs.log())
     buffers.layout.lengths(buffers.mail).copy_(buffers.seq_lens)
     buffers.layout.roots(buffers.mail).copy_(buffers.bonus_tokens)
+    buffers.layout.frontiers(buffers.mail).fill_(-1)  # of a step that does not run, all padding
     buffers.paths.zero_()
     buffers.widths.fill_(branches)
 

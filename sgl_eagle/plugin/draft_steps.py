@@ -23,9 +23,11 @@ class DraftSteps(Protocol):
     Attributes:
         chooses: Whether steps choose the nodes that they expand themselves, the most confident of
             the newest level, or expand those in `choice`.
+        topk: Children of a node, and nodes of a step, that they choose among.
     """
 
     chooses: bool
+    topk: int
 
     def start(self, batch: Any) -> DraftBuffers:
         """Take over a batch; its roots' children are not known yet.
@@ -58,13 +60,10 @@ class DraftSteps(Protocol):
         """
         ...
 
-    def lay_out_trees(
-        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
-    ) -> TreeTensors:
-        """Make trees of the most confident nodes, after all draft steps.
+    def lay_out_trees(self, num_draft_tokens: int, layout: MaskLayout) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps of the round.
 
         Args:
-            num_steps: Draft steps that ran.
             num_draft_tokens: Nodes of every tree, root included.
             layout: Of the mask; rows over the prefix need its buffer.
 
@@ -77,15 +76,18 @@ class DraftSteps(Protocol):
 class EagerSteps:
     """Launches every kernel: on a CPU, and for batches larger than any captured one."""
 
-    def __init__(self, worker: Any, *, chooses: bool) -> None:
+    def __init__(self, worker: Any, *, chooses: bool, topk: int) -> None:
         """Prepare one round.
 
         Args:
             worker: SGLang's draft worker.
             chooses: Whether steps choose the nodes that they expand.
+            topk: Children of a node, and nodes of a step, that they choose among; at most the
+                server's.
         """
         self._worker = worker
         self.chooses = chooses
+        self.topk = topk
 
     def start(self, batch: Any) -> DraftBuffers:
         """Take over a batch.
@@ -100,6 +102,7 @@ class EagerSteps:
         self._buffers = DraftBuffers.allocate(
             num_rows=len(batch.seq_lens),
             branches=int(self._worker.topk),
+            topk=self.topk,
             num_steps=int(self._worker.speculative_num_steps),
             hidden=compat_graphs.draft_hidden_states(self._worker),
         )
@@ -134,13 +137,10 @@ class EagerSteps:
             choose_frontier(self._buffers, step)
         run_segment(self._worker, self._forward_batch, self._buffers, step)
 
-    def lay_out_trees(
-        self, num_steps: int, num_draft_tokens: int, layout: MaskLayout
-    ) -> TreeTensors:
-        """Make trees of the most confident nodes, after all draft steps.
+    def lay_out_trees(self, num_draft_tokens: int, layout: MaskLayout) -> TreeTensors:
+        """Make trees of the most confident nodes, after all draft steps of the round.
 
         Args:
-            num_steps: Draft steps that ran.
             num_draft_tokens: Nodes of every tree, root included.
             layout: Of the mask; rows over the prefix need its buffer.
 
@@ -148,5 +148,5 @@ class EagerSteps:
             B trees.
         """
         trees = empty_trees(self._buffers, num_draft_tokens, layout)
-        write_trees(self._buffers, num_steps, trees, shows_prefix=layout.shows_prefix)
+        write_trees(self._buffers, trees, shows_prefix=layout.shows_prefix)
         return trees

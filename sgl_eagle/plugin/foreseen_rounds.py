@@ -16,6 +16,7 @@ from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.tree_build import select_rerank
+from sgl_eagle_harness.types import TreeLimits
 
 MAILS_KEPT = 3
 """Rounds whose mail may be asked for: under overlap scheduling, that of the round before is."""
@@ -39,23 +40,24 @@ def decides_nothing(policy: SpecPolicy) -> bool:
 class ForeseenRounds:
     """Drafts and lays out trees on the device, and tells the host later what they were."""
 
-    def __init__(
-        self, transfer: HostTransfer, *, num_steps: int, num_draft_tokens: int, first_slot: int
-    ) -> None:
+    def __init__(self, transfer: HostTransfer, *, first_slot: int) -> None:
         """Prepare.
 
         Args:
             transfer: From the draft's device.
-            num_steps: Draft steps after that of the roots.
-            num_draft_tokens: Nodes of every tree, root included.
             first_slot: Of the transfer; it and the next `MAILS_KEPT - 1` are free for mail.
         """
         self._transfer, self._first_slot = transfer, first_slot
-        self.num_steps, self.num_draft_tokens = num_steps, num_draft_tokens
         self._round_ct = 0
 
     def draft(
-        self, steps: DraftSteps, batch: Any, layout: MaskLayout, clock: RoundClock
+        self,
+        steps: DraftSteps,
+        batch: Any,
+        layout: MaskLayout,
+        clock: RoundClock,
+        *,
+        limits: TreeLimits,
     ) -> tuple[TreeTensors, LateTrees]:
         """Launch everything up to the trees.
 
@@ -64,38 +66,39 @@ class ForeseenRounds:
             batch: The running batch of B requests, all of which draft.
             layout: Of the mask.
             clock: Counts draft steps.
+            limits: Levels of this round's trees, and nodes of each; the steps' own topk.
 
         Returns:
             B trees on the device, and what the host may ask about them once the step is over.
         """
         buffers = steps.start(batch)
-        if self.num_steps:
+        if limits.num_steps > 1:
             steps.plan()
         with clock.stage("draft"):
-            steps.run_first(self.num_steps)
+            steps.run_first(limits.num_steps - 1)
         slot = self._first_slot + self._round_ct % MAILS_KEPT
         self._round_ct += 1
         self._transfer.begin(slot, buffers.mail)
-        trees = steps.lay_out_trees(self.num_steps, self.num_draft_tokens, layout)
-        return trees, LateTrees(self, self._transfer, slot, buffers.layout)
+        trees = steps.lay_out_trees(limits.num_draft_tokens, layout)
+        return trees, LateTrees(self._transfer, slot, buffers.layout, limits)
 
 
 class LateTrees:
     """The trees of one round, put together when somebody asks."""
 
     def __init__(
-        self, rounds: ForeseenRounds, transfer: HostTransfer, slot: int, layout: RoundMail
+        self, transfer: HostTransfer, slot: int, layout: RoundMail, limits: TreeLimits
     ) -> None:
         """Remember where they will be.
 
         Args:
-            rounds: Whose round it is.
             transfer: Brings the mail.
             slot: Where to.
             layout: Of the mail.
+            limits: Of the trees.
         """
-        self._rounds, self._transfer = rounds, transfer
-        self._slot, self._layout = slot, layout
+        self._transfer, self._slot = transfer, slot
+        self._layout, self._limits = layout, limits
 
     def __call__(self) -> DraftedTrees:
         """Wait for the mail, which has long arrived, and read it.
@@ -103,10 +106,10 @@ class LateTrees:
         Returns:
             What was drafted and verified.
         """
-        mail = self._transfer.wait(self._slot)
+        mail, limits = self._transfer.wait(self._slot), self._limits
         everyone = np.ones(len(mail), np.bool_)
-        trees = assemble_trees(self._layout, mail, self._rounds.num_steps, speculating=everyone)
-        columns = select_rerank(
-            trees.path_log_confidence, trees.valid, self._rounds.num_draft_tokens - 1
+        trees = assemble_trees(
+            self._layout, mail, limits.num_steps - 1, topk=limits.topk, speculating=everyone
         )
+        columns = select_rerank(trees.path_log_confidence, trees.valid, limits.num_draft_tokens - 1)
         return DraftedTrees(trees=trees, columns=columns, speculating=everyone)

@@ -86,6 +86,17 @@ class RoundMail:
         start = self._frontiers_at + step * self.branches
         return mail[:, start : start + self.branches]
 
+    def frontiers(self, mail: Mail) -> Mail:
+        """The nodes that all draft steps chose.
+
+        Args:
+            mail: All rows.
+
+        Returns:
+            [R, (S - 1) * T]: the frontiers one after the other.
+        """
+        return mail[:, self._frontiers_at : self.width]
+
     @property
     def _level_size(self) -> int:
         return 2 * self.branches**2

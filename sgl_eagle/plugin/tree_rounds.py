@@ -29,10 +29,11 @@ from sgl_eagle.plugin.verify_input import (
     pack_trees,
     send_trees,
 )
+from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
-from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
+from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import NO_NODE
+from sgl_eagle_harness.types import NO_NODE, TreeLimits
 
 
 class TreeRounds:
@@ -56,7 +57,8 @@ class TreeRounds:
         self._transfer = HostTransfer(worker.device, num_slots=num_steps + MAILS_KEPT)
         self._capture = capture and num_steps > 1
         self._graphs: DraftGraphs | None = None
-        self._foreseen: ForeseenRounds | None = None
+        self._foreseen = ForeseenRounds(self._transfer, first_slot=num_steps)
+        self._foreseen_sizes: set[int] = set()
         self._prepared: PreparedVerify | None = None
         self._latest_size: int | None = None
         self._capture_steps(policy)
@@ -68,27 +70,18 @@ class TreeRounds:
             policy: It.
             states: The graphs of its verify sizes.
         """
-        order = self._order(policy)
-        if self._graphs is not None and self._graphs.chooses != (order is not None):
+        if policy.limits is None:
+            return
+        graphs, topk = self._graphs, policy.limits.topk
+        chooses = confidence_order(policy) is not None
+        if graphs is not None and (graphs.chooses, graphs.topk) != (chooses, topk):
             self._capture_steps(policy)
-        limits = policy.limits
-        if limits is None or order is None or not decides_nothing(policy):
+            self._foreseen_sizes = set()
+        if not decides_nothing(policy) or self._worker.plan_stream is not None:
             return
-        size, num_steps = limits.num_draft_tokens, limits.num_steps - 1
-        if self._worker.plan_stream is not None or size not in states.sizes:
-            return
-        if self._graphs is not None:
-            with states.active(size), compat.draft_context():
-                layout = self._mask_layout(1)
-                if layout.buffer is None:
-                    return
-                self._graphs.capture_trees(num_steps, size, layout)
-        self._foreseen = ForeseenRounds(
-            self._transfer,
-            num_steps=num_steps,
-            num_draft_tokens=size,
-            first_slot=int(self._worker.speculative_num_steps),
-        )
+        for size in set(verify_sizes(policy)) & set(states.sizes) - {1}:
+            if self._capture_trees(states, size):
+                self._foreseen_sizes.add(size)
 
     def draft(
         self,
@@ -112,12 +105,14 @@ class TreeRounds:
         Returns:
             An `EagleVerifyInput`; None where the policy verifies the roots alone.
         """
-        num_rows = len(choice.speculating)
-        steps = self._steps(num_rows, chooses=self._order(policy, num_rows) is not None)
+        limits, num_rows = policy.limits, len(choice.speculating)
+        assert limits is not None  # of rounds that draft
+        order = confidence_order(policy, num_rows)
+        steps = self._steps(num_rows, chooses=order is not None, topk=limits.topk)
         with compat.draft_context():
-            if self._foreseen is not None and choice.speculating.all():
+            if self._can_foresee(policy, choice):
                 with clock.stage("roots"):
-                    foreseen = self._foresee(self._foreseen, states, steps, batch, clock, observer)
+                    foreseen = self._foresee(limits, states, steps, batch, clock, observer)
                 if foreseen is not None:
                     return foreseen
             with clock.stage("roots"):
@@ -131,32 +126,45 @@ class TreeRounds:
         with clock.stage("verify"), states.active(packed.tokens.shape[1]):
             return self._send(packed, drafter)
 
-    def _order(self, policy: SpecPolicy, num_rows: int | None = None) -> ConfidenceOrder | None:
-        # A draft step knows the children of all branches; a policy of fewer ranks fewer nodes.
-        if policy.limits is None or policy.limits.topk != self._worker.topk:
-            return None
-        return confidence_order(policy, num_rows)
+    def _can_foresee(self, policy: SpecPolicy, choice: TierChoice) -> bool:
+        if policy.limits is None or policy.limits.num_draft_tokens not in self._foreseen_sizes:
+            return False
+        return decides_nothing(policy) and bool(choice.speculating.all())
+
+    def _capture_trees(self, states: RuntimeStates, size: int) -> bool:
+        # Whether rounds of this size can be foreseen.
+        if self._graphs is None:
+            return True
+        with states.active(size), compat.draft_context():
+            layout = self._mask_layout(1)
+            if layout.buffer is None:
+                return False
+            self._graphs.capture_trees(size, layout)
+        return True
 
     def _capture_steps(self, policy: SpecPolicy) -> None:
         if not self._capture or policy.limits is None:
             return
-        chooses = self._order(policy) is not None
+        chooses = confidence_order(policy) is not None
         with compat.draft_context():
             self._graphs = DraftGraphs(
                 self._worker.draft_worker,
                 chooses=chooses,
+                topk=policy.limits.topk,
                 num_certain_steps=policy.limits.num_steps - 1 if chooses else 0,
             )
 
-    def _steps(self, num_rows: int, *, chooses: bool) -> DraftSteps:
+    def _steps(self, num_rows: int, *, chooses: bool, topk: int) -> DraftSteps:
         graphs = self._graphs
-        if graphs is not None and graphs.chooses == chooses and graphs.fits(num_rows):
-            return graphs
-        return EagerSteps(self._worker.draft_worker, chooses=chooses)
+        if graphs is not None and graphs.fits(num_rows):
+            same = (graphs.chooses, graphs.topk) == (chooses, topk)
+            if same or not (chooses or graphs.chooses):
+                return graphs
+        return EagerSteps(self._worker.draft_worker, chooses=chooses, topk=topk)
 
     def _foresee(
         self,
-        rounds: ForeseenRounds,
+        limits: TreeLimits,
         states: RuntimeStates,
         steps: DraftSteps,
         batch: Any,
@@ -164,12 +172,12 @@ class TreeRounds:
         observer: StepObserver | None,
     ) -> Any | None:
         # None where only the host knows where the mask goes.
-        size = rounds.num_draft_tokens
+        size = limits.num_draft_tokens
         with states.active(size):
             layout = self._mask_layout(len(batch.reqs))
         if layout.shows_prefix and layout.buffer is None:
             return None
-        trees, late = rounds.draft(steps, batch, layout, clock)
+        trees, late = self._foreseen.draft(steps, batch, layout, clock, limits=limits)
         if observer is not None:
             observer.drafted(late)
         if layout.buffer is None or not states.captured:
@@ -185,7 +193,7 @@ class TreeRounds:
         choice: TierChoice,
         clock: RoundClock,
     ) -> ServerDrafter:
-        order = self._order(policy, len(choice.speculating))
+        order = confidence_order(policy, len(choice.speculating))
         limits = policy.limits
         make = StepwiseDrafter if order is None else partial(AheadDrafter, order=order)
         return make(

@@ -12,6 +12,7 @@ from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.price import PriceRules
+from sgl_eagle_harness.policies.static import StaticPolicy
 from sgl_eagle_harness.types import BatchContext
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
@@ -24,6 +25,9 @@ POLICIES = {
     "eagle2": Eagle2Spec(num_steps=NUM_STEPS, topk=BRANCHES, num_draft_tokens=9).build(None),
     "eagle2-shallow": Eagle2Spec(num_steps=2, topk=BRANCHES, num_draft_tokens=5).build(None),
     "eagle2-roots": Eagle2Spec(num_steps=1, topk=BRANCHES, num_draft_tokens=3).build(None),
+    "chain": StaticPolicy.chain(NUM_STEPS),
+    "eagle2-narrow": Eagle2Spec(num_steps=NUM_STEPS, topk=2, num_draft_tokens=6).build(None),
+    "price-few-children": make_policy(**(COMMON | {"topk": 2, "widths": (1, 2)})),
     "price": make_policy(**COMMON),
     "price-stops-soon": make_policy(**COMMON, price_tok_per_us=1 / 400),
     "price-drafts-on": make_policy(**COMMON, price_tok_per_us=1e-9),
@@ -38,7 +42,8 @@ class CountedSteps:
     """Draft steps, and how many of them ran."""
 
     def __init__(self, steps):
-        self.steps, self.chooses, self.num_run = steps, steps.chooses, 0
+        self.steps, self.num_run = steps, 0
+        self.chooses, self.topk = steps.chooses, steps.topk
 
     def start(self, batch):
         return self.steps.start(batch)
@@ -98,7 +103,12 @@ def test_drafting_ahead_changes_no_tree(make_worker, name, captured):
     make_ahead = partial(AheadDrafter, order=confidence_order(policy))
     order = confidence_order(policy)
     num_certain_steps = order.num_certain_steps
-    graphs = DraftGraphs(make_worker(), chooses=True, num_certain_steps=num_certain_steps)
+    graphs = DraftGraphs(
+        make_worker(),
+        chooses=True,
+        topk=policy.limits.topk,
+        num_certain_steps=num_certain_steps,
+    )
     for requests, broken, speculating in (
         ([3, 0, 4, 1], [], [True] * 4),
         ([2], [], [True]),
@@ -106,10 +116,12 @@ def test_drafting_ahead_changes_no_tree(make_worker, name, captured):
         ([0], [0], [True]),
     ):
         rows = {"broken": broken, "speculating": speculating}
-        waiting = EagerSteps(make_worker(), chooses=False)
+        waiting = EagerSteps(make_worker(), chooses=False, topk=BRANCHES)
         wanted, nothing, num_needed = draft(StepwiseDrafter, waiting, policy, requests, **rows)
         assert nothing is None
-        steps = graphs if captured else EagerSteps(make_worker(), chooses=True)
+        steps = graphs
+        if not captured:
+            steps = EagerSteps(make_worker(), chooses=True, topk=policy.limits.topk)
         found, foreseen, num_run = draft(make_ahead, steps, policy, requests, **rows)
         assert_same_trees(found, wanted)
         assert (foreseen is None) == (num_certain_steps < policy.limits.num_steps - 1)
@@ -139,7 +151,7 @@ def test_the_policies_here_stop_narrow_and_go_on(make_worker):
 
     depths, widths = set(), set()
     for name in ("price", "price-stops-soon", "price-drafts-on"):
-        steps = EagerSteps(make_worker(), chooses=False)
+        steps = EagerSteps(make_worker(), chooses=False, topk=BRANCHES)
         rows = {"broken": [], "speculating": [True] * 4}
         trees, *_ = draft(StepwiseDrafter, steps, POLICIES[name], [3, 0, 4, 1], **rows)
         depths.add(trees.depth)

@@ -13,7 +13,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_ROWS, BRANCHES, NUM_STEPS = 5, 3, 4
 
 
-def make_buffers(seed, device):
+def make_buffers(seed, device, topk):
     """Mail of a round whose steps chose as the device chooses; few probabilities, some of none."""
     import torch
 
@@ -23,6 +23,7 @@ def make_buffers(seed, device):
     buffers = DraftBuffers.allocate(
         num_rows=NUM_ROWS,
         branches=BRANCHES,
+        topk=topk,
         num_steps=NUM_STEPS,
         hidden=(2, torch.float32, device),
     )
@@ -35,7 +36,9 @@ def make_buffers(seed, device):
     for index in range(NUM_STEPS):
         shape = (NUM_ROWS, BRANCHES, BRANCHES)
         log_probs = -np.sort(rng.integers(0, 4, shape), axis=-1).astype(np.float32) / 3
-        log_probs[rng.random(shape[:2]) < 0.15, -1] = rng.choice([-np.inf, np.nan])
+        # Of the last child that counts, and of the last of all, which a narrow policy never sees.
+        for rank in {topk, BRANCHES}:
+            log_probs[rng.random(shape[:2]) < 0.15, rank - 1] = rng.choice([-np.inf, np.nan])
         level = layout.level(mail, index)
         level[:, 0].copy_(torch.from_numpy(rng.integers(0, 99, shape)))
         level[:, 1].copy_(torch.from_numpy(log_probs.view(np.int32)))
@@ -46,26 +49,28 @@ def make_buffers(seed, device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shows_prefix", [True, False], ids=["over-prefix", "over-tree"])
-@pytest.mark.parametrize("num_draft_tokens", [2, 8, 25])
-def test_the_device_writes_what_the_host_would_send(device, shows_prefix, num_draft_tokens):
+@pytest.mark.parametrize(
+    ("topk", "num_draft_tokens"), [(3, 2), (3, 8), (3, 25), (2, 2), (2, 14), (1, 5)]
+)
+def test_the_device_writes_what_the_host_would_send(device, shows_prefix, topk, num_draft_tokens):
     import torch
 
     from sgl_eagle.plugin.device_trees import write_trees
     from sgl_eagle.plugin.host_transfer import HostTransfer
     from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors, pack_trees, send_trees
 
-    limits = TreeLimits(num_steps=NUM_STEPS, topk=BRANCHES, num_draft_tokens=num_draft_tokens)
+    limits = TreeLimits(num_steps=NUM_STEPS, topk=topk, num_draft_tokens=num_draft_tokens)
     policy = Eagle2Policy(limits=limits)
     sizes = set()
     for seed in range(20):
-        buffers = make_buffers(seed, device)
+        buffers = make_buffers(seed, device, topk)
         mail = buffers.mail.cpu().numpy()
         context_len = buffers.layout.lengths(mail).astype(np.int64)
         batch = BatchContext(
             batch_size=NUM_ROWS, context_len=context_len, num_pending=np.ones(NUM_ROWS, np.int64)
         )
         everyone = np.ones(NUM_ROWS, np.bool_)
-        trees = assemble_trees(buffers.layout, mail, NUM_STEPS - 1, speculating=everyone)
+        trees = assemble_trees(buffers.layout, mail, NUM_STEPS - 1, topk=topk, speculating=everyone)
         packed = pack_trees(trees, policy.select_verify(trees, batch), num_draft_tokens)
         sizes |= set(packed.num_draft_tokens.tolist())
         size = NUM_ROWS * num_draft_tokens * (20 + num_draft_tokens)
@@ -84,7 +89,7 @@ def test_the_device_writes_what_the_host_would_send(device, shows_prefix, num_dr
             numbers=torch.full(shape, 7, device=device),
             mask=torch.zeros(size, dtype=torch.uint8, device=device),
         )
-        write_trees(buffers, NUM_STEPS - 1, found, shows_prefix=shows_prefix)
+        write_trees(buffers, found, shows_prefix=shows_prefix)
         assert found.numbers.tolist() == wanted.numbers.tolist()
         assert found.mask[: len(wanted.mask)].tolist() == wanted.mask.tolist()
     assert num_draft_tokens in sizes

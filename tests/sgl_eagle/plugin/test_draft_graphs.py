@@ -36,7 +36,7 @@ def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, o
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
     captured = make_worker()
-    graphs = DraftGraphs(captured, chooses=False, num_certain_steps=0)
+    graphs = DraftGraphs(captured, chooses=False, topk=BRANCHES, num_certain_steps=0)
     assert graphs.fits(4)
     assert not graphs.fits(5)
     # A large batch first: what it leaves in the buffers must not reach the smaller ones.
@@ -47,7 +47,9 @@ def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, o
             [[4, 4, (row + 2) % 9] for row in range(len(requests))],
         ]
         wanted = run_round(
-            EagerSteps(make_worker(), chooses=False), make_batch(requests, on_host=True), choices
+            EagerSteps(make_worker(), chooses=False, topk=BRANCHES),
+            make_batch(requests, on_host=True),
+            choices,
         )
         assert run_round(graphs, make_batch(requests, on_host=on_host), choices) == wanted
 
@@ -56,11 +58,11 @@ def test_a_round_may_end_after_any_step(make_worker):
     from sgl_eagle.plugin.draft_graphs import DraftGraphs
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
-    graphs = DraftGraphs(make_worker(), chooses=False, num_certain_steps=0)
+    graphs = DraftGraphs(make_worker(), chooses=False, topk=BRANCHES, num_certain_steps=0)
     choices = [[[0, 1, 2]] * 3, [[5, 1, 7]] * 3, [[0, 0, 8]] * 3]
     for num_steps in (3, 1, 0, 2):
         wanted = run_round(
-            EagerSteps(make_worker(), chooses=False),
+            EagerSteps(make_worker(), chooses=False, topk=BRANCHES),
             make_batch([1, 2, 3], on_host=True),
             choices[:num_steps],
         )

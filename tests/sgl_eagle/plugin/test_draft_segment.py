@@ -45,6 +45,7 @@ def make(monkeypatch):
         buffers = DraftBuffers.allocate(
             num_rows=len(rows) + num_padding,
             branches=BRANCHES,
+            topk=BRANCHES,
             num_steps=NUM_STEPS,
             hidden=(HIDDEN, torch.float32, "cpu"),
         )

@@ -1,5 +1,7 @@
 """Rounds that wait for nothing verify what rounds that ask the policy would."""
 
+import itertools
+
 import numpy as np
 import pytest
 from fake_draft import BRANCHES, NUM_STEPS, install, make_batch
@@ -14,10 +16,20 @@ from sgl_eagle_harness.types import BatchContext
 
 pytestmark = pytest.mark.reference
 
-NUM_DRAFT_TOKENS = 7
-POLICY = Eagle2Spec(num_steps=NUM_STEPS, topk=BRANCHES, num_draft_tokens=NUM_DRAFT_TOKENS).build(
-    None
-)
+
+def eagle2(*limits):
+    num_steps, topk, num_draft_tokens = limits
+    return Eagle2Spec(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens).build(None)
+
+
+POLICIES = {
+    "eagle2": (eagle2(NUM_STEPS, BRANCHES, 7),),
+    "narrow": (eagle2(NUM_STEPS, 2, 7),),
+    "chain": (StaticPolicy.chain(NUM_STEPS),),
+    "shallow-chain": (StaticPolicy.chain(2),),
+    # Trees of another depth and size in every round, as a plan for each batch size asks for.
+    "planned": (eagle2(NUM_STEPS, BRANCHES, 7), eagle2(1, BRANCHES, 3), eagle2(2, BRANCHES, 7)),
+}
 
 
 @pytest.fixture
@@ -26,7 +38,7 @@ def make_worker(monkeypatch):
     return install(monkeypatch)
 
 
-def asked(worker, requests):
+def asked(worker, requests, policy):
     """Trees, columns and numbers of a round whose policy is asked after every level."""
     import torch
 
@@ -37,10 +49,14 @@ def asked(worker, requests):
 
     transfer = HostTransfer("cpu", NUM_STEPS)
     drafter = StepwiseDrafter(
-        *(EagerSteps(worker, chooses=False), make_batch(requests, on_host=True), transfer),
+        *(
+            EagerSteps(worker, chooses=False, topk=BRANCHES),
+            make_batch(requests, on_host=True),
+            transfer,
+        ),
         RoundClock(),
         speculating=np.ones(len(requests), np.bool_),
-        num_steps=NUM_STEPS - 1,
+        num_steps=policy.limits.num_steps - 1,
     )
     drafter.meet_roots()
     context = BatchContext(
@@ -48,10 +64,10 @@ def asked(worker, requests):
         context_len=drafter.context_len,
         num_pending=np.ones(len(requests), np.int64),
     )
-    trees = grow_trees(drafter, POLICY, context)
-    columns = POLICY.select_verify(trees, context)
+    trees = grow_trees(drafter, policy, context)
+    columns = policy.select_verify(trees, context)
     sent = send_trees(
-        pack_trees(trees, columns, NUM_DRAFT_TOKENS),
+        pack_trees(trees, columns, policy.limits.num_draft_tokens),
         transfer,
         root_tokens=drafter.root_tokens,
         context_len=drafter.context_len,
@@ -61,7 +77,8 @@ def asked(worker, requests):
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "captured"])
-def test_a_round_that_waits_for_nothing_verifies_the_same(make_worker, captured):
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_round_that_waits_for_nothing_verifies_the_same(make_worker, name, captured):
     import torch
 
     from sgl_eagle.plugin.draft_graphs import DraftGraphs
@@ -70,20 +87,23 @@ def test_a_round_that_waits_for_nothing_verifies_the_same(make_worker, captured)
     from sgl_eagle.plugin.verify_input import MaskLayout
 
     layout = MaskLayout(shows_prefix=True, buffer=torch.zeros(4096, dtype=torch.uint8))
-    graphs = DraftGraphs(make_worker(), chooses=True, num_certain_steps=NUM_STEPS - 1)
-    graphs.capture_trees(NUM_STEPS - 1, NUM_DRAFT_TOKENS, layout)
-    rounds = ForeseenRounds(
-        HostTransfer("cpu", 2 + MAILS_KEPT),
-        num_steps=NUM_STEPS - 1,
-        num_draft_tokens=NUM_DRAFT_TOKENS,
-        first_slot=2,
+    policies = POLICIES[name]
+    limits = policies[0].limits
+    graphs = DraftGraphs(
+        make_worker(), chooses=True, topk=limits.topk, num_certain_steps=limits.num_steps - 1
     )
+    for policy in policies:
+        graphs.capture_trees(policy.limits.num_draft_tokens, layout)
+    rounds = ForeseenRounds(HostTransfer("cpu", 2 + MAILS_KEPT), first_slot=2)
     before = None
-    for requests in ([3, 0, 4, 1], [2], [4, 2, 1], [0, 3], [1]):
-        wanted_trees, wanted_columns, wanted = asked(make_worker(), requests)
-        steps = graphs if captured else EagerSteps(make_worker(), chooses=True)
+    batches = ([3, 0, 4, 1], [2], [4, 2, 1], [0, 3], [1])
+    for requests, policy in zip(batches, itertools.cycle(policies), strict=False):
+        wanted_trees, wanted_columns, wanted = asked(make_worker(), requests, policy)
+        steps = graphs
+        if not captured:
+            steps = EagerSteps(make_worker(), chooses=True, topk=limits.topk)
         batch = make_batch(requests, on_host=True)
-        found, late = rounds.draft(steps, batch, layout, RoundClock())
+        found, late = rounds.draft(steps, batch, layout, RoundClock(), limits=policy.limits)
         assert found.numbers.tolist() == wanted.numbers.tolist()
         size = len(wanted.mask)
         assert found.mask[:size].tolist() == wanted.mask.tolist()
@@ -99,7 +119,7 @@ def test_a_round_that_waits_for_nothing_verifies_the_same(make_worker, captured)
 
 
 def test_only_policies_without_a_decision_are_foreseen():
-    assert decides_nothing(POLICY)
+    assert decides_nothing(eagle2(4, 3, 7))
     assert decides_nothing(StaticPolicy.chain(3))
     assert not decides_nothing(StaticPolicy(name="eagle1", paths=EAGLE1_PATHS))
     assert not decides_nothing(PlainPolicy())

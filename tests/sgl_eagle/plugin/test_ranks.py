@@ -88,7 +88,7 @@ def draft_round(ranks, policies, *, agree):
             patch.setattr(compat, "tensor_parallel_group", lambda: ranks._group)
             policy = share_decisions(policy, ranks)
         drafter = AheadDrafter(
-            EagerSteps(make_worker(), chooses=True),
+            EagerSteps(make_worker(), chooses=True, topk=BRANCHES),
             make_batch(REQUESTS, on_host=True),
             HostTransfer("cpu", NUM_STEPS),
             RoundClock(),
