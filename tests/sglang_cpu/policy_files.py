@@ -38,6 +38,8 @@ def write_policies(folder: Path) -> dict[str, Path]:
     specs = {
         "plain": PlainSpec(),
         "chain": StaticSpec(name="chain-4", paths=chain_paths(4)),
+        "narrow_chain": StaticSpec(name="chain-4", paths=chain_paths(4)),
+        "narrow": Eagle2Spec(num_steps=3, topk=2, num_draft_tokens=6),
         "irregular": StaticSpec(name="irregular", paths=IRREGULAR_PATHS),
         "eagle2": Eagle2Spec(num_steps=3, topk=4, num_draft_tokens=10),
         "price": make_price(),

@@ -8,7 +8,9 @@ from sgl_eagle_harness.policies.policy_file import load_policy_file
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 NEVER_DRAFTS = {"plain", "price_dear"}
-FOLLOWED = {"chain", "irregular", "eagle2"}
+WIDER_SERVER = {"narrow_chain", "narrow"}
+"""Whose server drafts four children of a node, of which they take fewer."""
+FOLLOWED = {"chain", "irregular", "eagle2"} | WIDER_SERVER
 """Whose trees depend on nothing but the draft, so that both engines must take the same steps."""
 FOLLOWED_ALONE = {"price", "price_late"}
 """Whose decisions depend on the batch too. The late one changes from plain decoding to speculation,
@@ -16,12 +18,18 @@ so that the draft must have caught up with all that was decoded plainly."""
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "chain", "irregular", "eagle2", "price", "price_dear", "price_late"]
+    "name",
+    [
+        *("plain", "chain", "narrow_chain", "narrow", "irregular", "eagle2"),
+        *("price", "price_dear", "price_late"),
+    ],
 )
 def test_greedy_output_is_the_targets_own(name, fork_server, pair, policies, completions, tmp_path):
     prompts = [prompt for prompt, _ in completions]
     wanted = [completion for _, completion in completions]
     flags = ("--sgl-eagle-policy", str(policies[name]))
+    if name in WIDER_SERVER:
+        flags += ("--speculative-eagle-topk", "4")
     with fork_server.serve(pair, tmp_path / "log", *flags) as server:
         alone = server.complete_all(prompts, concurrency=1)
         together = server.complete_all(prompts, concurrency=8)
