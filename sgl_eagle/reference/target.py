@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sgl_eagle.reference.ordered_attention import attend_in_order
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.types import MAX_STEPS
 from sgl_eagle_kernels.packed_linear import pack_weight, packed_linear
@@ -46,15 +47,26 @@ class TargetDims:
     max_positions: int
 
 
+_LONGEST_SUM = 1024
+"""Terms that oneDNN 3.12 adds in the same order for one row and for many; of more, for two rows on."""
+
+
 class _Linear:
     """A linear map whose weight is laid out for its device once, no second copy kept."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed = pack_weight(weight)
+        self._pairs_rows = self._packed is not None and weight.shape[1] > _LONGEST_SUM
         self._weight = weight if self._packed is None else weight.new_empty(0)
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._pairs_rows and x.numel() == x.shape[-1]:
+            # So that a token is read alone as it is read among others: see `attend_in_order`.
+            return self._multiply(x.expand(*x.shape[:-2], 2, -1))[..., :1, :]
+        return self._multiply(x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         return packed_linear(x, self._weight, self._packed, self._bias)
 
 
@@ -89,19 +101,17 @@ class KvCache:
     """Keys and values of every layer for B rows that advance together.
 
     Slots are filled in order; a tree's nodes sit behind the committed tokens until `compact` keeps
-    the accepted ones.
+    the accepted ones. Float32, as `attend_in_order` wants it.
 
     Attributes:
         keys: [layers, B, Hkv, capacity, D].
-        values: [layers, B, Hkv, capacity, D].
+        values: [layers, B, Hkv, capacity, D + 1], the last column ones.
     """
 
-    def __init__(
-        self, dims: TargetDims, *, capacity: int, batch_size: int, dtype: torch.dtype, device: str
-    ) -> None:
-        shape = (dims.num_layers, batch_size, dims.num_kv_heads, capacity, dims.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, dims: TargetDims, *, capacity: int, batch_size: int, device: str) -> None:
+        slots = (dims.num_layers, batch_size, dims.num_kv_heads, capacity)
+        self.keys = torch.zeros((*slots, dims.head_dim), device=device)
+        self.values = torch.ones((*slots, dims.head_dim + 1), device=device)
 
     @property
     def capacity(self) -> int:
@@ -197,13 +207,7 @@ class Target:
         Returns:
             A zeroed cache.
         """
-        return KvCache(
-            self.dims,
-            capacity=capacity,
-            batch_size=batch_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        return KvCache(self.dims, capacity=capacity, batch_size=batch_size, device=self.device)
 
     @torch.inference_mode()
     def forward(
@@ -249,16 +253,13 @@ class Target:
             q = self._heads(q, dims.num_heads, layer.q_norm)
             k = self._heads(k, dims.num_kv_heads, layer.k_norm)
             cache.keys[index, :, :, start:end] = rotate(k, cos, sin)
-            cache.values[index, :, :, start:end] = self._heads(v, dims.num_kv_heads, None)
+            cache.values[index, :, :, start:end, :-1] = self._heads(v, dims.num_kv_heads, None)
             # Query heads that share a key head become rows of one matrix, so no key is repeated.
-            grouped = rotate(q, cos, sin).reshape(
-                num_rows, dims.num_kv_heads, groups * num_tokens, dims.head_dim
-            )
-            attention = functional.scaled_dot_product_attention(
-                grouped,
-                cache.keys[index, :, :, :end],
-                cache.values[index, :, :, :end],
-                attn_mask=bias,
+            attention = attend_in_order(
+                rotate(q, cos, sin).reshape(-1, groups * num_tokens, dims.head_dim),
+                cache.keys[index, :, :, :end].flatten(0, 1),
+                cache.values[index, :, :, :end].flatten(0, 1),
+                bias,
             )
             attention = attention.view(num_rows, dims.num_heads, num_tokens, dims.head_dim)
             merged = attention.transpose(1, 2).reshape(num_rows, num_tokens, q_width)
@@ -313,14 +314,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attention_bias(num_tokens: int, start: int, mask: Tensor | None, target: Target) -> Tensor:
-    # [groups * T, start + T]: every query head of a group sees the same tokens. Added to the scores
-    # as it is, where attention would turn a mask of truth values into this in every layer.
+    # [groups * T, start + T]: every query head of a group sees the same tokens.
     if mask is None:
         mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=target.device).tril()
     visible = torch.ones(num_tokens, start + num_tokens, dtype=torch.bool, device=target.device)
     visible[:, start:] = mask
     groups = target.dims.num_heads // target.dims.num_kv_heads
-    bias = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
+    bias = torch.zeros(visible.shape, device=target.device)
     return bias.masked_fill_(~visible, -torch.inf).repeat(groups, 1)
 
 

@@ -1,0 +1,58 @@
+"""Attention whose result does not depend on the other tokens of its pass.
+
+Plain decoding reads a token alone, verification reads it among the nodes of a tree, and a recording
+reads it in one long pass. The usual kernels then add the same terms in different orders, in half
+precision some results round the other way, and what was recorded is no longer exactly what the
+engine does. Here every sum over keys is a matrix product in float32, which adds them in the order
+of their slots; a masked key adds an exact zero, so the gaps between a node's ancestors change
+nothing. On a CPU, oneDNN's products treat every row alike whatever their number, and elementwise
+operations do so anyway: there the whole pass has this property (`sgl-eagle validate` counts it).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_QUERIES_AT_ONCE = 512  # bounds the scores of a long pass
+_KEYS_AT_ONCE = 256  # of a longer sum, libraries choose blocks by its length
+
+
+def attend_in_order(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """Scaled dot-product attention in float32.
+
+    Args:
+        queries: [R, Q, D] in any type.
+        keys: [R, L, D] float32.
+        values: [R, L, D + 1] float32, the last column ones: its product is the denominator of the
+            softmax, added up in the same order as the rest.
+        bias: [Q, L] float32, 0 for keys that a query sees and -inf for the others; None shows all.
+            Every query sees at least one key.
+
+    Returns:
+        [R, Q, D] in the type of `queries`.
+    """
+    scaled = queries.float() * queries.shape[-1] ** -0.5
+    if bias is None:
+        return _attend(scaled, keys, values, None).to(queries.dtype)
+    parts = [
+        _attend(some, keys, values, rows)
+        for some, rows in zip(
+            scaled.split(_QUERIES_AT_ONCE, dim=1), bias.split(_QUERIES_AT_ONCE), strict=True
+        )
+    ]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(queries.dtype)
+
+
+def _attend(scaled: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    transposed = keys.transpose(1, 2)
+    if bias is None:
+        scores = torch.bmm(scaled, transposed)
+    else:
+        scores = torch.baddbmm(bias, scaled, transposed)
+    weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+    weighted = torch.bmm(weights[..., :_KEYS_AT_ONCE], values[:, :_KEYS_AT_ONCE])
+    for start in range(_KEYS_AT_ONCE, keys.shape[1], _KEYS_AT_ONCE):
+        block = slice(start, start + _KEYS_AT_ONCE)
+        weighted = torch.baddbmm(weighted, weights[..., block], values[:, block])
+    return weighted[..., :-1] / weighted[..., -1:]
