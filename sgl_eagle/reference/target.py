@@ -48,7 +48,7 @@ class TargetDims:
 
 
 _LONGEST_SUM = 1024
-"""Terms that oneDNN 3.12 adds in the same order for one row and for many; of more, for two rows on."""
+"""Terms that oneDNN adds in one order for one row and for many; longer sums from two rows on."""
 
 
 class _Linear:
