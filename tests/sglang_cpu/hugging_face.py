@@ -7,12 +7,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 def complete(folder, prompts, length):
     """Greedy completions of `length` tokens."""
     model = _load(folder)
-    return [
-        model.generate(
-            torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None
-        )[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
+    completions = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        # Without a mask, generate() would hide padding tokens, which chats use as end of a turn.
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=length,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        completions.append(output[0, len(prompt) :].tolist())
+    return completions
 
 
 def weigh_continuations(folder, prompt, length, temperature, top_k):
@@ -30,6 +37,35 @@ def weigh_continuations(folder, prompt, length, temperature, top_k):
             for share, token in zip(shares, tokens, strict=True)
         ]
     return paths
+
+
+def encode_chats(folder, questions):
+    """Prompt ids of questions in the target's chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    return [
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
+        for chat in chats
+    ]
+
+
+def decode(folder, completions):
+    """Texts of completions."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [tokenizer.decode(completion) for completion in completions]
+
+
+def top_two_gaps(folder, texts):
+    """How far the two likeliest next tokens of each text are apart, in logits."""
+    model = _load(folder)
+    gaps = []
+    for text in texts:
+        with torch.inference_mode():
+            best, second = model(torch.tensor([text])).logits[0, -1].topk(2).values.tolist()
+        gaps.append(best - second)
+    return gaps
 
 
 def _load(folder):

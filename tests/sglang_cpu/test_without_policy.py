@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from server_metrics import read_metrics
 
 from sgl_eagle_harness.cost_file import load_cost_file
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
@@ -36,21 +37,6 @@ def answers(server, completions):
         label = {"workload": WORKLOADS[index % 2], "prompt_id": f"prompt-{index}"}
         found.append(server.complete(prompt, custom_params={"sgl_eagle": label}))
     return found
-
-
-def read_metrics(server):
-    with server.open("/metrics") as response:
-        text = response.read().decode()
-    values = {}
-    for line in text.splitlines():
-        match = re.match(r"(sgl_eagle:\w+)(\{.*\})? (\S+)$", line)
-        if match:
-            labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-            labels.pop("pid", None)
-            assert labels.pop("model_name").endswith("target")
-            key = (match[1].removeprefix("sgl_eagle:"), *labels.values())
-            values[key] = values.get(key, 0.0) + float(match[3])
-    return values
 
 
 def test_greedy_output_is_the_targets_own(server, answers, completions):
