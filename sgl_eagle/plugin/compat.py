@@ -243,6 +243,20 @@ def tree_mask_layout(target_worker: Any, num_rows: int) -> tuple[bool, Tensor | 
     return default_tree_mask_mode() == TreeMaskMode.FULL_MASK or _is_triton(backend), None
 
 
+def reads_mask_late(target_worker: Any) -> bool:
+    """Whether the target's attention looks at the tree mask only while the pass runs.
+
+    FlashAttention-3 makes page tables of it, and FlashInfer packs it, when a pass is prepared.
+
+    Args:
+        target_worker: Owner of the attention backend.
+
+    Returns:
+        True for SGLang's Triton backend; False for every other one, known or not.
+    """
+    return _is_triton(target_worker.model_runner.attn_backend)
+
+
 def _is_triton(backend: Any) -> bool:
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 

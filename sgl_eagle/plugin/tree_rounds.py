@@ -213,7 +213,7 @@ class TreeRounds:
             return
         with states.active(size):
             layout = self._mask_layout(len(batch.reqs))
-            if layout.buffer is not None:
+            if layout.buffer is not None and compat.reads_mask_late(worker.target_worker):
                 shape = (5, len(batch.reqs), size)
                 numbers = torch.zeros(shape, dtype=torch.int64, device=worker.device)
                 room = TreeTensors(numbers=numbers, mask=layout.buffer)

@@ -148,7 +148,10 @@ def render_page(results):
         "against Hugging Face's `generate`, one at a time.\n"
     )
     yield f"`{provenance['command']}`\n"
-    yield f"Commit {provenance['commit']}, {provenance['created']}, {provenance['cpu']}; {versions}.\n"
+    yield (
+        f"Commit {provenance['commit']}, {provenance['created']}, {provenance['cpu']}; "
+        f"{versions}.\n"
+    )
     yield "| policy | equal | largest top-two gap at a difference | accept length | slots left |"
     yield "|---|---|---|---|---|"
     for name, row in results["greedy"].items():

@@ -1,4 +1,4 @@
-"""Many requests of every kind at once, some ended by their client, and what must hold afterwards."""
+"""Requests of every kind at once, some ended by their client, and what must hold afterwards."""
 
 from __future__ import annotations
 

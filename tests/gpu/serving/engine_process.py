@@ -13,6 +13,7 @@ import sys
 import time
 
 TRACE_TIMEOUT_S = 30
+POLL_S = 0.2
 
 
 class EngineProcess:
@@ -21,6 +22,11 @@ class EngineProcess:
     def __init__(self, arguments):
         import sglang
 
+        # Its models may still be being written: a folder that exists is whole.
+        imported = time.perf_counter()
+        while not os.path.exists(arguments["model_path"]):  # noqa: PTH110
+            time.sleep(POLL_S)
+        self.waited_s = time.perf_counter() - imported
         self._engine = sglang.Engine(**arguments)
 
     def complete(self, *, prompts, concurrency, sampling, logprobs=False):
@@ -74,7 +80,7 @@ def main(arguments_file, commands_fd, answers_fd):
             answers.flush()
 
         engine = EngineProcess(arguments)
-        answer({"start_s": time.perf_counter() - started})
+        answer({"start_s": time.perf_counter() - started - engine.waited_s})
         for line in commands:
             ((command, arguments),) = json.loads(line).items()
             answer({"complete": engine.complete, "profile": engine.profile}[command](**arguments))

@@ -23,11 +23,11 @@ def render_tables(results):
 
 def _equality_lines(rows):
     yield "\ngreedy output against plain SGLang, one request at a time"
-    yield f"{'engine':14} batch  equal  near ties  other  largest gap  tokens/verify"
+    yield f"{'engine':22} batch  equal  near ties  other  largest gap  tokens/verify"
     for row in rows:
         num_other = len(row["gaps"]) - row["num_near_ties"]
         yield (
-            f"{row['engine']:14} {row['batch']:5} {row['num_equal']:4}/{row['num_prompts']:<3}"
+            f"{row['engine']:22} {row['batch']:5} {row['num_equal']:4}/{row['num_prompts']:<3}"
             f" {row['num_near_ties']:7} {num_other:6} {max(row['gaps'], default=0):12.3f}"
             f" {row['tokens_per_verify']:12.2f}"
         )
@@ -37,7 +37,7 @@ def _sampling_lines(rows):
     yield "\nsampled continuations against plain SGLang's (chi-square of homogeneity)"
     for row in rows:
         yield (
-            f"{row['engine']:14} n={row['num_samples']} outcomes={row['num_outcomes']}"
+            f"{row['engine']:22} n={row['num_samples']} outcomes={row['num_outcomes']}"
             f" chi2={row['chi_square']:.1f} df={row['degrees']} p={row['p_value']:.3f}"
         )
 
@@ -50,16 +50,16 @@ def _timing_lines(rows):
     yield "\nhost time of rounds, by the plugin's log"
     for row in rows:
         if row["host_us"]:
-            yield f"{row['engine']:14} at {row['concurrency']:3}: {row['host_us']}"
+            yield f"{row['engine']:22} at {row['concurrency']:3}: {row['host_us']}"
 
 
 def _speed_table(rows, field, title):
     concurrencies = sorted({row["concurrency"] for row in rows})
     yield f"\n{title}, median of repeats"
-    yield f"{'engine':14}" + "".join(f"{concurrency:>18}" for concurrency in concurrencies)
+    yield f"{'engine':22}" + "".join(f"{concurrency:>18}" for concurrency in concurrencies)
     for name in dict.fromkeys(row["engine"] for row in rows):
         cells = [_speed_cell(rows, name, concurrency, field) for concurrency in concurrencies]
-        yield f"{name:14}" + "".join(f"{cell:>18}" for cell in cells)
+        yield f"{name:22}" + "".join(f"{cell:>18}" for cell in cells)
 
 
 def _speed_cell(rows, name, concurrency, field):

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 BUILTIN = {
     "eagle3-3-1-4": (3, 1, 4),
     "eagle3-5-4-8": (5, 4, 8),
     "eagle3-5-4-16": (5, 4, 16),
-    "eagle3-adaptive": (3, 1, 4),
+    "eagle3-adaptive": (7, 1, 8),
 }
-"""SGLang's own EAGLE-3 by num_steps, topk and num_draft_tokens; the adaptive one starts there."""
+"""SGLang's own EAGLE-3 by num_steps, topk and num_draft_tokens. The adaptive one starts at the most
+steps that it may take: SGLang 0.5.17 cannot capture its graphs of more than it starts with."""
 POLICIES = ("plain", "static", "chain", "eagle2", "price")
 PLAIN = ("sglang", "sglang-again")
 ENGINES = (
     *("sglang", *BUILTIN, "sglang-again"),
-    *(*(f"sgl-{name}" for name in POLICIES), "sgl-default", "sgl-tuned"),
+    *(*(f"sgl-{name}" for name in POLICIES), "sgl-eagle2-record", "sgl-eagle2-two-stage"),
+    *("sgl-default", "sgl-tuned"),
 )
 """Plain SGLang, its own EAGLE-3, plain SGLang once more (what differs between the two is noise, of
-the GPU and of the hour), and SGL_EAGLE by policy. `sgl-default` has no policy file and measures its
-costs at its start, beside the others'; the last takes the file of --policy."""
+the GPU and of the hour), and SGL_EAGLE by policy: EAGLE-2 also while it records traces, and with
+the draft's two-stage LM head. `sgl-default` has no policy file and measures its costs at its start,
+beside the others'; the last takes the file of --policy."""
+ASKED_FOR = ("sgl-eagle2-record", "sgl-eagle2-two-stage", "sgl-tuned")
+"""Those that only a command line names: the last two need what not every pair has."""
+BACKENDS = ("triton", "fa3", "flashinfer")
+"""An engine named ENGINE@BACKEND has another attention backend than --backend says."""
 
 CONTEXT_LENGTH = 2048
 ROUNDS_PER_LOG_LINE = 10
 _GRAPH_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-_FIRST_PORT = 41000
+
+
+def engine_name(word):
+    """A name of the command line, checked."""
+    name, _, backend = word.partition("@")
+    if name not in ENGINES or backend not in ("", *BACKENDS):
+        raise argparse.ArgumentTypeError(
+            f"must be one of {', '.join(ENGINES)}, perhaps with @ and one of "
+            f"{', '.join(BACKENDS)}, got {word!r}"
+        )
+    return word
+
+
+def without_backend(name):
+    return name.partition("@")[0]
+
+
+def backend_suffix(name):
+    """ "@fa3" of an engine that has it, else nothing."""
+    return name[len(without_backend(name)) :]
 
 
 def spread(names, num_gpus):
@@ -32,8 +59,9 @@ def spread(names, num_gpus):
     return {name: index * num_gpus // len(names) for index, name in enumerate(names)}
 
 
-def engine_arguments(name, args, policies, gpu=0):
+def engine_arguments(word, args, policies, gpu=0):
     """SGLang's arguments and the environment of one engine."""
+    name, backend = without_backend(word), backend_suffix(word).removeprefix("@")
     arguments = {
         "model_path": str(args.target),
         "dtype": args.dtype,
@@ -43,10 +71,10 @@ def engine_arguments(name, args, policies, gpu=0):
         "log_level": "info",
         "sleep_on_idle": True,  # or idle engines would poll while another is timed
         "disable_overlap_schedule": args.overlap == "off",
-        "nccl_port": _FIRST_PORT + len(ENGINES) * args.tp_size + ENGINES.index(name),
+        "nccl_port": args.first_port + args.engines.index(word),
         "tp_size": args.tp_size,
         "skip_server_warmup": True,
-        **(_gpu_arguments(args) if args.device == "cuda" else _cpu_arguments()),
+        **(_gpu_arguments(args, backend) if args.device == "cuda" else _cpu_arguments()),
     }
     environment = {}
     if args.tp_size > 1:
@@ -67,15 +95,20 @@ def engine_arguments(name, args, policies, gpu=0):
     elif name not in PLAIN:
         arguments["speculative_algorithm"] = "SGL_EAGLE"
         environment["SGLEAGLE_COST_CACHE"] = str(Path(args.out).resolve() / "costs")
-        if name in policies:
-            environment["SGLEAGLE_POLICY"] = str(policies[name])
+        policy = policies.get(name.removesuffix("-record").removesuffix("-two-stage"))
+        if policy is not None:
+            environment["SGLEAGLE_POLICY"] = str(policy)
+        if name.endswith("-record"):
+            environment["SGLEAGLE_RECORD"] = str(Path(args.out).resolve() / "traces-recorded")
+        if name.endswith("-two-stage"):
+            environment["SGLEAGLE_LM_HEAD"] = "two-stage"
     return arguments, environment
 
 
-def _gpu_arguments(args):
+def _gpu_arguments(args, backend):
     arguments = {
         "context_length": CONTEXT_LENGTH,
-        "attention_backend": args.backend,
+        "attention_backend": backend or args.backend,
         "sampling_backend": "pytorch",
         "disable_prefill_cuda_graph": True,
         "cuda_graph_bs_decode": [b for b in _GRAPH_BATCHES if b <= args.max_running_requests],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -15,8 +16,8 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serving_engines import ENGINES
-from serving_summary import PLAIN, best_builtin, losses, ratios, summarize_speeds
+from serving_engines import ENGINES, backend_suffix, without_backend
+from serving_summary import best_builtin, losses, plain_like, ratios, summarize_speeds
 
 from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_kernels.bench.svg import inline_svg
@@ -32,8 +33,8 @@ def render_page(results, title):
     speeds = summarize_speeds(results.get("timing", []))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    against_plain = ratios(speeds, lambda _: PLAIN)
-    against_builtin = ratios(speeds, lambda concurrency: best_builtin(speeds, concurrency))
+    against_plain = ratios(speeds, plain_like)
+    against_builtin = ratios(speeds, partial(best_builtin, speeds))
     return template.render(
         title=title,
         provenance=results["provenance"],
@@ -86,13 +87,16 @@ def _draw(label, values, *, log=False, line=None):
 
 
 def _in_order(names):
-    return sorted(set(names), key=ENGINES.index)
+    return sorted(
+        set(names), key=lambda name: (backend_suffix(name), ENGINES.index(without_backend(name)))
+    )
 
 
 def _colour(name, names):
     families = (("sglang", _PLAIN), ("eagle3", _BUILTIN), ("sgl-", _OURS))
     prefix, colours = next(family for family in families if name.startswith(family[0]))
-    return colours[[other for other in names if other.startswith(prefix)].index(name)]
+    family = [other for other in names if other.startswith(prefix)]
+    return colours[family.index(name) % len(colours)]
 
 
 def main(words=None):

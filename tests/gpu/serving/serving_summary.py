@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from serving_engines import BUILTIN
+from serving_engines import BUILTIN, backend_suffix
 
 PLAIN = "sglang"
 PLAIN_MARK = 0.97
@@ -61,17 +61,26 @@ def _summarize(rows, concurrency):
     )
 
 
-def best_builtin(speeds, concurrency):
-    """Name of SGLang's fastest own EAGLE-3 at a concurrency, None where none was timed."""
-    names = [name for name in BUILTIN if (name, concurrency) in speeds]
+def plain_like(name, _concurrency=None):
+    """Plain SGLang with the attention backend of an engine."""
+    return PLAIN + backend_suffix(name)
+
+
+def best_builtin(speeds, name, concurrency):
+    """SGLang's fastest own EAGLE-3 with the attention backend of an engine, at a concurrency.
+
+    None where none was timed.
+    """
+    suffix = backend_suffix(name)
+    names = [own + suffix for own in BUILTIN if (own + suffix, concurrency) in speeds]
     return max(names, key=lambda name: speeds[name, concurrency].tok_per_s, default=None)
 
 
 def ratios(speeds, baseline_of):
-    """{(engine, concurrency): speed over that of baseline_of(concurrency)} where both are known."""
+    """{(engine, concurrency): speed over that of baseline_of(engine, concurrency)}, where known."""
     found = {}
     for (name, concurrency), speed in speeds.items():
-        baseline = speeds.get((baseline_of(concurrency), concurrency))
+        baseline = speeds.get((baseline_of(name, concurrency), concurrency))
         if baseline is not None:
             found[name, concurrency] = speed.tok_per_s / baseline.tok_per_s
     return found
@@ -83,7 +92,7 @@ def losses(speeds):
     for (name, concurrency), speed in speeds.items():
         if not name.startswith("sgl-"):
             continue
-        marks = [(PLAIN, PLAIN_MARK), (best_builtin(speeds, concurrency), 1.0)]
+        marks = [(plain_like(name), PLAIN_MARK), (best_builtin(speeds, name, concurrency), 1.0)]
         for baseline, mark in marks:
             other = speeds.get((baseline, concurrency))
             if other is not None and speed.tok_per_s < mark * other.tok_per_s:

@@ -80,15 +80,38 @@ def test_an_engine_that_fails_leaves_the_others_their_results(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("instant")
+def test_nothing_is_timed_once_output_differs(tmp_path, monkeypatch, capsys):
+    class OtherText(PromptEngine):
+        def complete(self, prompts, *, sampling, logprobs=False, **more):
+            answer = super().complete(prompts, sampling=sampling, logprobs=logprobs, **more)
+            if self.name == "sgl-eagle2":
+                answer["outputs"] = [[99] * len(output) for output in answer["outputs"]]
+            if logprobs:
+                answer["top_two"] = [[[-0.5, 7], [-3.0, 8]]] * len(prompts)
+            return answer
+
+    monkeypatch.setattr(check_serving, "EngineHandle", OtherText)
+    words = ["--target", "T", "--draft", "D", "--out", str(tmp_path), "--device", "cpu"]
+    words += ["--num-equal", "6", "--batches", "1", "4", "--concurrencies", "4"]
+    words += ["--engines", "sglang", "sgl-eagle2", "sgl-chain"]
+    assert check_serving.main(words) == check_serving.OUTPUT_DIFFERS
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {row["batch"] for row in results["equality"]} == {4}
+    assert "timing" not in results
+    assert "OUTPUT DIFFERS, nothing more is asked: sgl-eagle2" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("instant")
 def test_what_the_deadline_cuts_off_is_no_failure(tmp_path, capsys):
     engines = ["--engines", "sglang", "sgl-eagle2", "--deadline", "0.1"]
     results = run(tmp_path, *engines)
     assert results["failures"] == {}
     assert results["unfinished"] == []  # nothing is timed that might not end in time
     assert results["timing"] == []
+    (tmp_path / "o").mkdir()
     check = check_serving.ServingCheck(
         check_serving.parse_arguments(
-            ["--target", "T", "--draft", "D", "--out", str(tmp_path), "--deadline", "0.1"]
+            ["--target", "T", "--draft", "D", "--out", str(tmp_path / "o"), "--deadline", "0.1"]
         )
     )
     check.engines = {"sgl-eagle2": PromptEngine("sgl-eagle2", {}, {}, tmp_path)}
@@ -120,6 +143,13 @@ def test_impossible_arguments_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, "--max-running-requests", "2")
     assert "at most --max-running-requests" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path, "--engines", "sglang@fa4")
+    assert "with @ and one of triton, fa3, flashinfer, got 'sglang@fa4'" in capsys.readouterr().err
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(SystemExit, match="2"):
+        run(tmp_path)
+    assert "holds the results of another run" in capsys.readouterr().err
 
 
 def test_engines_get_their_own_policies_and_speculation():
@@ -142,7 +172,18 @@ def test_engines_get_their_own_policies_and_speculation():
     wide, environment = engine_arguments("sgl-chain", args, {})
     assert (wide["tp_size"], wide["disable_custom_all_reduce"]) == (2, True)
     assert "CUDA_VISIBLE_DEVICES" not in environment
-    assert wide["nccl_port"] != ours["nccl_port"]
+    assert wide["nccl_port"] != plain["nccl_port"]
     args.tp_size = 1
+    args.engines.append("sgl-eagle2-record@fa3")
+    policies = {"sgl-eagle2": Path("eagle2.json")}
+    recording, environment = engine_arguments("sgl-eagle2-record@fa3", args, policies)
+    assert recording["attention_backend"] == "fa3"
+    assert plain["attention_backend"] == "triton"
+    assert environment["SGLEAGLE_POLICY"] == "eagle2.json"
+    assert environment["SGLEAGLE_RECORD"].endswith("O/traces-recorded")
+    args.engines.append("sgl-eagle2-two-stage")
+    _, environment = engine_arguments("sgl-eagle2-two-stage", args, policies)
+    assert environment["SGLEAGLE_POLICY"] == "eagle2.json"
+    assert environment["SGLEAGLE_LM_HEAD"] == "two-stage"
     _, without = engine_arguments("sgl-default", args, {"sgl-chain": Path("chain.json")})
     assert "SGLEAGLE_POLICY" not in without

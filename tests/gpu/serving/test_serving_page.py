@@ -1,6 +1,7 @@
 """The report of a serving check: numbers by hand, and a page that leaves nothing out."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from serving_page import render_page
-from serving_summary import best_builtin, losses, ratios, summarize_speeds
+from serving_summary import best_builtin, losses, plain_like, ratios, summarize_speeds
 
 
 def row(engine, concurrency, full, *, whole=50.0, accept=1.0, host_us=None):
@@ -48,12 +49,29 @@ def test_speeds_are_medians_of_repeats_and_give_the_time_of_a_step():
 
 def test_the_best_builtin_is_chosen_for_each_concurrency():
     speeds = summarize_speeds(TIMING)
-    assert best_builtin(speeds, 1) == "eagle3-5-4-8"
-    assert best_builtin(speeds, 16) == "eagle3-3-1-4"
-    assert best_builtin(speeds, 4) is None
-    against = ratios(speeds, lambda concurrency: best_builtin(speeds, concurrency))
+    assert best_builtin(speeds, "sgl-eagle2", 1) == "eagle3-5-4-8"
+    assert best_builtin(speeds, "sgl-eagle2", 16) == "eagle3-3-1-4"
+    assert best_builtin(speeds, "sgl-eagle2", 4) is None
+    against = ratios(speeds, partial(best_builtin, speeds))
     assert against["sgl-eagle2", 1] == pytest.approx(0.95)
-    assert ratios(speeds, lambda _: "absent") == {}
+    assert ratios(speeds, lambda *_: "absent") == {}
+
+
+def test_another_attention_backend_is_compared_with_its_own_baselines():
+    timing = [
+        *TIMING,
+        row("sglang@fa3", 1, 250.0),
+        row("eagle3-3-1-4@fa3", 1, 320.0, accept=2.0),
+        row("sgl-eagle2@fa3", 1, 240.0, accept=3.0),
+    ]
+    speeds = summarize_speeds(timing)
+    assert best_builtin(speeds, "sgl-eagle2@fa3", 1) == "eagle3-3-1-4@fa3"
+    assert ratios(speeds, plain_like)["sgl-eagle2@fa3", 1] == pytest.approx(0.96)
+    found = [loss[:3] for loss in losses(speeds) if loss[0] == "sgl-eagle2@fa3"]
+    assert found == [
+        ("sgl-eagle2@fa3", 1, "eagle3-3-1-4@fa3"),
+        ("sgl-eagle2@fa3", 1, "sglang@fa3"),
+    ]
 
 
 def test_losses_are_named_worst_first():

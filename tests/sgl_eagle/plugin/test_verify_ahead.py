@@ -1,6 +1,7 @@
 """A verify pass prepared before its trees are known verifies the trees that come later."""
 
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -88,3 +89,32 @@ def test_the_pass_is_prepared_once_and_sees_the_trees(common):
     common.eagle_prepare_for_verify(other, None, batch, None)
     assert common.prepare_ct == 2
     assert batch.input_ids is other.draft_token
+
+
+@pytest.mark.parametrize(("name", "late"), [("TritonAttnBackend", True), ("FA3", False)])
+def test_a_pass_waits_for_trees_where_preparing_it_reads_the_mask(monkeypatch, name, late):
+    import torch
+
+    from sgl_eagle.plugin import compat, tree_rounds
+    from sgl_eagle.plugin.verify_input import MaskLayout
+
+    backends = {kind: type(kind, (), {}) for kind in ("TritonAttnBackend", "FA3")}
+    module = ModuleType("triton_backend")
+    module.TritonAttnBackend = backends["TritonAttnBackend"]
+    parts = ("sglang", "sglang.srt", "sglang.srt.layers", "sglang.srt.layers.attention")
+    for part in parts:
+        monkeypatch.setitem(sys.modules, part, ModuleType(part))
+    monkeypatch.setitem(sys.modules, f"{parts[-1]}.triton_backend", module)
+    target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=backends[name]()))
+    assert compat.reads_mask_late(target) == late
+
+    asked = []
+    monkeypatch.setattr(tree_rounds, "prepare_verify", lambda *given: asked.append(given))
+    rounds = object.__new__(tree_rounds.TreeRounds)
+    rounds._worker = SimpleNamespace(plan_stream=None, device="cpu", target_worker=target)
+    rounds._latest_size = 4
+    layout = MaskLayout(shows_prefix=True, buffer=torch.zeros(64, dtype=torch.uint8))
+    rounds._mask_layout = lambda _: layout
+    states = SimpleNamespace(captured=True, active=lambda _: nullcontext())
+    rounds._prepare_verify(states, SimpleNamespace(reqs=["one"]))
+    assert bool(asked) == late
