@@ -1,77 +1,113 @@
-"""What recording costs: two servers that differ in --sgl-eagle-record, asked in turns.
+"""What recording costs a server's scheduler: two servers that differ in --sgl-eagle-record.
 
-    python tests/sglang_cpu/measure_recording.py TARGET DRAFT [ROUNDS]
+    python tests/sglang_cpu/measure_recording.py [--target DIR --draft DIR] [--rounds N]
 
-The machine drifts, so each round asks both, in alternating order, and the ratio of a round is what
-counts. Prints one JSON object.
+Each round asks both the same prompts, in alternating order. A round's tokens per second drift with
+the machine by more than recording costs, so the scheduler's own thread is read too: the time that
+Linux had it running, which neither waiting nor other processes add to. Without models the tiny pair
+of the tests serves, whose steps are so short that recording shows. Prints one JSON object.
 """
 
+import argparse
 import json
+import random
 import statistics
-import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from policy_files import write_policies
-from server_process import STAND_IN_ATTENTION, ForkServer
+from server_metrics import read_metrics
+from server_process import MAX_RUNNING_REQUESTS, STAND_IN_ATTENTION, ForkServer
 
-from sgl_eagle.reference.prompts import load_shipped_prompts
-
-CONCURRENCY = 4
-NUM_PROMPTS = 12
+NUM_PROMPTS = 32
 MAX_NEW_TOKENS = 48
+SEED = 5
 
 
-def ask_all(server, prompts):
-    """Tokens per second of one round."""
-
-    def ask(prompt):
-        body = {
-            "model": "any",
-            "messages": [{"role": "user", "content": prompt.turns[0]}],
-            "temperature": 0,
-            "max_tokens": MAX_NEW_TOKENS,
-            "custom_params": {"sgl_eagle": {"workload": prompt.workload, "prompt_id": prompt.id}},
-        }
-        return server.post("/v1/chat/completions", body)["usage"]["completion_tokens"]
-
-    started = time.perf_counter()
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        num_tokens = sum(pool.map(ask, prompts))
-    return num_tokens / (time.perf_counter() - started)
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--target", type=Path, help="default: the tiny pair")
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--concurrency", type=int, default=MAX_RUNNING_REQUESTS)
+    args = parser.parse_args()
+    if (args.target is None) != (args.draft is None):
+        parser.error("--target and --draft go together")
+    return args
 
 
-def main(target, draft, num_rounds):
-    prompts = load_shipped_prompts(("chat", "code", "qa"), "held_out")[:NUM_PROMPTS]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "target").symlink_to(Path(target).resolve())
-        (folder / "draft").symlink_to(Path(draft).resolve())
-        policies = write_policies(folder)
-        fork_server = ForkServer(folder / "fork_log", STAND_IN_ATTENTION)
-        flags = ("--sgl-eagle-policy", str(policies["eagle2"]), "--sleep-on-idle")
-        recording = ("--sgl-eagle-record", str(folder / "traces"))
-        with (
-            fork_server.serve(folder, folder / "log_off", *flags) as off,
-            fork_server.serve(folder, folder / "log_on", *flags, *recording) as on,
-        ):
-            rounds = []
-            for index in range(-1, num_rounds):
-                order = [("off", off), ("on", on)][:: 1 if index % 2 else -1]
-                speeds = {name: ask_all(server, prompts) for name, server in order}
-                rounds += [speeds] if index >= 0 else []  # the first warms up
-        fork_server.close()
-    ratios = [speeds["on"] / speeds["off"] for speeds in rounds]
+def ask_all(server, prompts, concurrency):
+    """Tokens per second of one round, and microseconds of the scheduler's thread for each step."""
+    steps_before = read_metrics(server).get(("steps_total",), 0)
+    busy_before, started = server.scheduler_thread_ns(), time.perf_counter()
+    label = {"sgl_eagle": {"workload": "chat", "prompt_id": "any"}}
+    answers = server.complete_all(
+        prompts, concurrency=concurrency, max_new_tokens=MAX_NEW_TOKENS, custom_params=label
+    )
+    seconds = time.perf_counter() - started
+    busy_us = (server.scheduler_thread_ns() - busy_before) / 1000
+    time.sleep(0.5)  # the last step is counted once the scheduler finds nothing to do
+    num_steps = read_metrics(server)["steps_total",] - steps_before
+    num_tokens = sum(len(answer["output_ids"]) for answer in answers)
+    return {"tok_per_s": num_tokens / seconds, "us_per_step": busy_us / num_steps}
+
+
+def measure(folder, args):
+    fork_server = ForkServer(folder / "fork_log", STAND_IN_ATTENTION)
+    if args.target is None:
+        fork_server.call("tiny_pair", "make_pair", str(folder))
+    else:
+        (folder / "target").symlink_to(args.target.resolve(strict=True))
+        (folder / "draft").symlink_to(args.draft.resolve(strict=True))
+    choose = random.Random(SEED)
+    prompts = [[choose.randrange(2, 1024) for _ in range(12)] for _ in range(NUM_PROMPTS)]
+    policy = str(write_policies(folder)["eagle2"])
+    flags = ("--sgl-eagle-policy", policy, "--sleep-on-idle", "--enable-metrics")
+    recording = ("--sgl-eagle-record", str(folder / "traces"))
+    rounds = []
+    with (
+        fork_server.serve(folder, folder / "log_off", *flags) as off,
+        fork_server.serve(folder, folder / "log_on", *flags, *recording) as on,
+    ):
+        for index in range(-1, args.rounds):
+            order = [("off", off), ("on", on)][:: 1 if index % 2 else -1]
+            answers = {name: ask_all(server, prompts, args.concurrency) for name, server in order}
+            rounds += [answers] if index >= 0 else []  # the first warms up
+    fork_server.close()
+    return rounds
+
+
+def summarize(rounds):
+    """Medians over rounds, and of the differences and ratios of each."""
+
+    def over_rounds(value):
+        return statistics.median(map(value, rounds))
+
+    added = sorted(each["on"]["us_per_step"] - each["off"]["us_per_step"] for each in rounds)
     return {
-        "tok_per_s_off": statistics.median(speeds["off"] for speeds in rounds),
-        "tok_per_s_on": statistics.median(speeds["on"] for speeds in rounds),
-        "median_ratio": statistics.median(ratios),
-        "ratios": [round(ratio, 4) for ratio in ratios],
+        "thread_us_per_step_off": over_rounds(lambda each: each["off"]["us_per_step"]),
+        "thread_us_per_step_on": over_rounds(lambda each: each["on"]["us_per_step"]),
+        "thread_us_per_step_added": {
+            "median": statistics.median(added),
+            "lowest": added[0],
+            "highest": added[-1],
+        },
+        "tok_per_s_off": over_rounds(lambda each: each["off"]["tok_per_s"]),
+        "tok_per_s_on": over_rounds(lambda each: each["on"]["tok_per_s"]),
+        "tok_per_s_ratios": [
+            round(each["on"]["tok_per_s"] / each["off"]["tok_per_s"], 3) for each in rounds
+        ],
     }
 
 
+def main():
+    args = parse_arguments()
+    with tempfile.TemporaryDirectory() as name:
+        rounds = measure(Path(name), args)
+    settings = {"concurrency": args.concurrency, "rounds": args.rounds}
+    return settings | {"pair": "given" if args.target else "tiny"} | summarize(rounds)
+
+
 if __name__ == "__main__":
-    num_rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 7
-    print(json.dumps(main(sys.argv[1], sys.argv[2], num_rounds)))  # noqa: T201
+    print(json.dumps(main(), indent=1))  # noqa: T201
