@@ -52,9 +52,9 @@ def encode_chats(folder, questions):
 
 
 def decode(folder, completions):
-    """Texts of completions."""
+    """Texts of completions, as servers answer with them."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return [tokenizer.decode(completion) for completion in completions]
+    return [tokenizer.decode(completion, skip_special_tokens=True) for completion in completions]
 
 
 def top_two_gaps(folder, texts):

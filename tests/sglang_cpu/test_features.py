@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from server_process import CONTEXT_LENGTH
+from soak import KINDS, Known, soak
 
 from sgl_eagle_harness.policies.policy_file import load_policy_file
 
@@ -115,37 +116,22 @@ def test_a_prefix_hit_changes_nothing(server, completions):
     assert answer["output_ids"] == wanted[8:24]
 
 
-def test_aborts_and_finishes_among_running_requests_leak_nothing(server, completions):
-    choose = random.Random(2)
-
-    def run(index):
-        prompt, wanted = completions[index % len(completions)]
-        rid, length = f"request-{index}", choose.randrange(1, 32)
-        body = {
-            "rid": rid,
-            "input_ids": prompt,
-            "sampling_params": {
-                "temperature": 0,
-                "max_new_tokens": length,
-                "ignore_eos": True,
-            },
-            "stream": True,
-        }
-        aborted = index % 3 == 0
-        with server.open("/generate", body) as response:
-            if aborted:
-                response.readline()
-                with server.open("/abort_request", {"rid": rid}):
-                    return True
-            events = [
-                line[6:] for line in response.read().decode().splitlines() if line[:6] == "data: "
-            ]
-        assert events.pop() == "[DONE]"
-        return json.loads(events[-1])["output_ids"] == wanted[:length]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(run, range(60)))
-    assert server.drain()["num_used_tokens"] == 0
+def test_aborts_and_finishes_among_running_requests_leak_nothing(
+    server, fork_server, pair, completions
+):
+    texts = fork_server.call(
+        "hugging_face", "decode", str(pair / "target"), [text for _, text in completions]
+    )
+    known = [
+        Known(prompt=prompt, completion=completion, text=text)
+        for (prompt, completion), text in zip(completions, texts, strict=True)
+    ]
+    found = soak(server, known, num_requests=80, concurrency=8, seed=2)
+    assert found["wrong"] == []
+    assert found["contradictions"] == []
+    assert (found["num_used_tokens"], found["num_running_reqs"]) == (0, 0)
+    kinds = {outcome.split(":")[0] for outcome in found["outcomes"]}
+    assert kinds == set(KINDS)
     assert "leak" not in server.log.read_text(encoding="utf-8", errors="replace").lower()
 
 
