@@ -5,7 +5,6 @@ import math
 import random
 import urllib.error
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from server_process import CONTEXT_LENGTH
