@@ -1,15 +1,17 @@
 """Skips what this machine cannot run, and says at the end of the run what was skipped and why."""
 
+import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+LOGGING_PACKAGES = ("sgl_eagle", "sgl_eagle_harness", "sgl_eagle_kernels", "sgl_eagle_tuner")
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # Read by torch and BLAS when they load. The arrays of tests are so small that threads only wait for
@@ -18,8 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Example times vary with whatever else the machine does. In CI the same examples every time: a red
 # run there must mean that the change is at fault.
-settings.register_profile("default", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", **TIMELESS)
+settings.register_profile("ci", **TIMELESS, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
@@ -65,6 +68,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped, by reason")
     for reason, test_ct in skips.most_common():
         terminalreporter.write_line(f"{test_ct:5d}  {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    # The command line sets handlers and levels for its process, which is that of all tests.
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, LOGGING_PACKAGES)]
+    handlers, levels = list(root.handlers), [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

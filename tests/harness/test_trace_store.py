@@ -55,7 +55,8 @@ def rewrite_header(path, **changes):
     num_steps=st.integers(1, 3),
 )
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_round_trip_returns_what_was_written(tmp_path, seed, lengths, topk, num_steps):
     rng = np.random.default_rng(seed)

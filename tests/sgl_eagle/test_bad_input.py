@@ -535,7 +535,9 @@ def test_interrupt_while_writing_loses_nothing(pair, prompt_file, tmp_path, monk
 
 
 def test_ctrl_c_keeps_what_was_finished(pair, tmp_path):
-    prompts = tiny_models.write_prompts(tmp_path / "p.jsonl", num_prompts=12)
+    # So many that the command cannot end before a test that waits long for its turn.
+    num_prompts = 500
+    prompts = tiny_models.write_prompts(tmp_path / "p.jsonl", num_prompts=num_prompts)
     out = tmp_path / "out"
     sizes = ["--max-new-tokens", "400", "--num-steps", "4", "--beams", "1,2,4", "--rows", "1"]
     command = [sys.executable, "-m", "sgl_eagle.cli", "record", "--prompts", str(prompts)]
@@ -547,17 +549,17 @@ def test_ctrl_c_keeps_what_was_finished(pair, tmp_path):
         # A shell's background jobs, this one perhaps, ignore it, and so would their children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(out.glob("*.parquet")):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=300)[1]
     assert process.returncode == 130
     assert err.splitlines()[-1] == "sgl-eagle record: interrupted"
     assert "Traceback" not in err
     trace = read_dense_trace(out)
-    assert 1 <= trace.num_prompts < 24
+    assert 1 <= trace.num_prompts < num_prompts
     assert f"holds the {trace.num_prompts} prompts that were done" in err
     assert {path.suffix for path in out.iterdir()} == {".parquet"}

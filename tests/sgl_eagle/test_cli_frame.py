@@ -41,8 +41,7 @@ def probe(monkeypatch):
     module.run = lambda _: 0
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(frame, "COMMANDS", ("probe",))
-    yield module
-    logging.basicConfig(force=True, handlers=[])
+    return module
 
 
 def raising(error):
@@ -60,7 +59,7 @@ def run_process(*arguments, stdout=subprocess.PIPE):
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -237,21 +236,24 @@ def test_help_of_every_command_avoids_torch(name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_help_needs_no_heavy_module_and_is_quick():
-    heavy = {"torch", "transformers", "optuna", "pandas", "matplotlib", "scipy", "numpy", "pyarrow"}
+def test_help_is_quick_since_it_imports_nothing_but_the_frame():
     code = (
-        "import sys\nfrom sgl_eagle.cli import main\n"
+        "import sys\nbefore = set(sys.modules)\nfrom sgl_eagle.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
-        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+        "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = run_process("-c", code)
-        seconds.append(time.perf_counter() - start)
-        assert done.stderr == "[]\n"
-        assert all(f"  {name} " in done.stdout for name in COMMANDS)
-    assert min(seconds) < 0.3
+    done = run_process("-c", code)
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    imported = [
+        name
+        for name in done.stderr.split()
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not name.startswith("sgl_eagle.cli.frame.")
+    ]
+    assert imported == [
+        *("sgl_eagle", "sgl_eagle.cli", "sgl_eagle.cli.frame"),
+        *("sgl_eagle_harness", "sgl_eagle_harness.errors"),
+    ]
 
 
 def test_module_entry_point_passes_the_exit_code_on():

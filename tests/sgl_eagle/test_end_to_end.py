@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch installed")
@@ -34,11 +35,9 @@ def run(capsys):
 
 
 def make_target_passes_dear(cost):
-    """As with a model worth speculating for, whatever the machine: else plain decoding wins."""
+    """A second each, however many tokens: speculation pays whatever else the machine does."""
     payload = json.loads(cost.read_text())
-    payload["target"]["us"] = [
-        [[us * 100 for us in row] for row in plane] for plane in payload["target"]["us"]
-    ]
+    payload["target"]["us"] = np.full_like(payload["target"]["us"], 1e6).tolist()
     cost.write_text(json.dumps(payload))
 
 

@@ -1,5 +1,6 @@
 """Ranks that see other scores and ask for other prices draft, stop and verify alike."""
 
+import importlib
 import sys
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,11 @@ REQUESTS = [3, 0, 4, 1]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def torch():
-    return pytest.importorskip("torch")
+def imported():
+    """What ranks import, before there are ranks."""
+    pytest.importorskip("torch")
+    for name in ("ahead_drafter", "shared_decisions"):
+        importlib.import_module(f"sgl_eagle.plugin.{name}")
 
 
 def share_arrays(ranks):

@@ -5,14 +5,17 @@ import tempfile
 import traceback
 from types import SimpleNamespace
 
-ANSWER_TIMEOUT_S = 60
+ANSWER_TIMEOUT_S = 300
+"""Ends only what hangs: ranks that wait for each other for ever."""
 
 
 def run_on_two_ranks(function, *arguments):
     """What a function returns on each of two ranks.
 
     Args:
-        function: Called with `Ranks` and the arguments, in a fork of this process.
+        function: Called with `Ranks` and the arguments, in a fork of this process. What it imports
+            should be imported before: each rank would do it again, which takes half a minute on a
+            busy machine.
         *arguments: The same on both.
 
     Returns:
@@ -27,13 +30,11 @@ def run_on_two_ranks(function, *arguments):
                 target=_run, args=(theirs, f"{folder}/meet", rank, function, arguments)
             )
             process.start()
+            theirs.close()  # so that a rank that dies is noticed at once
             pipes.append(ours)
             processes.append(process)
         try:
-            answers = [
-                pipe.recv() if pipe.poll(ANSWER_TIMEOUT_S) else (None, "no answer")
-                for pipe in pipes
-            ]
+            answers = [_receive(pipe) for pipe in pipes]
         finally:
             for process in processes:
                 process.kill()
@@ -41,6 +42,15 @@ def run_on_two_ranks(function, *arguments):
     errors = [error for _, error in answers if error]
     assert not errors, "\n".join(errors)
     return [result for result, _ in answers]
+
+
+def _receive(pipe):
+    if not pipe.poll(ANSWER_TIMEOUT_S):
+        return None, f"no answer in {ANSWER_TIMEOUT_S} s"
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None, "it died"
 
 
 def _run(pipe, meeting_file, rank, function, arguments):
