@@ -45,13 +45,18 @@ class DecayedRatio:
         """Expected amounts that still count, one a cell."""
         return self._expected.copy()
 
-    def values(self) -> FloatArray:
+    def values(self, towards: npt.ArrayLike = 1.0) -> FloatArray:
         """The ratios.
+
+        Args:
+            towards: What cells without observations are, where something better than one is
+                known; broadcasts against them.
 
         Returns:
             float64 of the shape of the cells, above 0.
         """
-        return np.asarray((self._prior + self._observed) / (self._prior + self._expected))
+        believed = self._prior * np.asarray(towards)
+        return np.asarray((believed + self._observed) / (self._prior + self._expected))
 
     def decay(self, age: float) -> None:
         """Let what was observed grow older.

@@ -1,25 +1,32 @@
-"""What the server runs without a policy file: the price rule, its estimates fitted beforehand.
+"""What the server runs without a policy file: the price of time, its estimates fitted beforehand.
 
-The shipped prior was fitted on one small pair. It says how confidence relates to acceptance before
-the server has seen its own text; from then on the server's own accepted and rejected nodes count.
+The price settles every level where asking about it is worth its time, else a plan settles each
+batch size. The shipped prior was fitted on one small pair. It says how confidence relates to
+acceptance before the server has seen its own text; from then on the server's own accepted and
+rejected nodes count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from sgl_eagle_harness.calibration import IsotonicMap
 from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
 from sgl_eagle_harness.policies.online_price import OnlinePricePolicy
+from sgl_eagle_harness.policies.plan import PlanPolicy, asking_gain
 from sgl_eagle_harness.policies.price import PricePolicy, PriceRules
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record, load_record
+from sgl_eagle_harness.root_forecast import forecast_from_root
 from sgl_eagle_harness.types import TreeLimits
 
 SHIPPED_PRIOR = Path(str(files("sgl_eagle") / "assets" / "policy" / "prior.json"))
@@ -82,10 +89,10 @@ def load_prior(path: Path = SHIPPED_PRIOR) -> PolicyPrior:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmeasuredPolicy(Eagle2Policy):
-    """Stands in for the price rule until costs are known, and for good where they cannot be.
+    """Stands in for the server's own policy until costs are known, and for good if they cannot be.
 
-    It drafts EAGLE-2 trees at the limits, and asks for the verify sizes that the price rule will
-    choose from.
+    It drafts EAGLE-2 trees at the limits, and asks for the verify sizes that the server's own
+    policy will choose from.
     """
 
     @property
@@ -95,7 +102,7 @@ class UnmeasuredPolicy(Eagle2Policy):
 
 
 def builtin_sizes(limits: TreeLimits) -> tuple[int, ...]:
-    """Verify sizes that the price rule chooses from.
+    """Verify sizes that the server's own policy chooses from.
 
     Args:
         limits: Upper limits of the trees.
@@ -109,8 +116,8 @@ def builtin_sizes(limits: TreeLimits) -> tuple[int, ...]:
 
 def builtin_policy(
     limits: TreeLimits, costs: CostTable, prior: PolicyPrior, *, largest_batch: int
-) -> OnlinePricePolicy:
-    """The price rule at measured costs.
+) -> OnlinePlanPolicy | OnlinePricePolicy:
+    """The server's own policy at measured costs.
 
     Args:
         limits: Upper limits of the trees.
@@ -119,10 +126,16 @@ def builtin_policy(
         largest_batch: Requests that are decoded together at most.
 
     Returns:
-        A policy that learns while it serves.
+        A policy that learns while it serves: one that is asked after every draft step if that pays
+        for a single request, else a plan. A larger batch gains less from being asked, since its
+        requests share depth and verify size, and costs more.
     """
-    continuation = prior.continuation_for(limits.topk)
-    topk = min(limits.topk, continuation.topk)
+    plan = builtin_plan(limits, costs, prior)
+    edges = tuple(2**power for power in range(largest_batch.bit_length()))
+    context = typical_context(costs)
+    if asking_gain(plan, batch_size=1, context_len=context) <= 0:
+        return OnlinePlanPolicy(plan, prior.calibration, batch_edges=edges)
+    continuation, topk = prior.continuation_for(limits.topk), plan.topk
     policy = PricePolicy(
         num_steps=limits.num_steps,
         topk=topk,
@@ -133,14 +146,46 @@ def builtin_policy(
         tier=TierConfig(),
         calibration=prior.calibration,
         continuation=continuation,
-        # A draft step knows the order of all branches' children, and of no fewer.
-        costs=replace(costs, drafts_ahead=costs.drafts_ahead and topk == limits.topk),
+        costs=costs,
         rows_share_rounds=True,
     )
-    edges = tuple(2**power for power in range(largest_batch.bit_length()))
-    longest = int(costs.target.context_len[-1])
-    return OnlinePricePolicy(
-        policy,
-        typical_context=min(LARGEST_TYPICAL_CONTEXT, longest // 2 or 1),
-        batch_edges=edges,
+    return OnlinePricePolicy(policy, typical_context=context, batch_edges=edges)
+
+
+def builtin_plan(limits: TreeLimits, costs: CostTable, prior: PolicyPrior) -> PlanPolicy:
+    """The plan that the prior's average tree leads to.
+
+    Args:
+        limits: Upper limits of the trees.
+        costs: Measured on this server.
+        prior: What is known about drafts.
+
+    Returns:
+        A plan of at most so many children a node as the prior knows.
+    """
+    continuation = prior.continuation_for(limits.topk)
+    topk, sizes = min(limits.topk, continuation.topk), builtin_sizes(limits)
+    drafts = forecast_from_root(
+        continuation, num_steps=limits.num_steps, topk=topk, width=topk, sizes=np.array(sizes)
     )
+    depths = np.arange(1, limits.num_steps + 1)[:, None]
+    return PlanPolicy(
+        num_steps=limits.num_steps,
+        topk=topk,
+        verify_sizes=sizes,
+        expected_drafts=tuple(map(tuple, np.minimum(drafts, depths).tolist())),
+        costs=costs,
+    )
+
+
+def typical_context(costs: CostTable) -> int:
+    """The context at which a server settles what it settles once.
+
+    Args:
+        costs: Measured on it.
+
+    Returns:
+        Tokens before the roots.
+    """
+    longest = int(costs.target.context_len[-1])
+    return min(LARGEST_TYPICAL_CONTEXT, longest // 2 or 1)

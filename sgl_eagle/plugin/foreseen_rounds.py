@@ -14,6 +14,7 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.tree_build import select_rerank
 from sgl_eagle_harness.types import TreeLimits
@@ -35,6 +36,18 @@ def decides_nothing(policy: SpecPolicy) -> bool:
     if order is None or limits is None or order.num_draft_tokens is None:
         return False
     return order.num_certain_steps == limits.num_steps - 1
+
+
+def may_decide_nothing(policy: SpecPolicy) -> bool:
+    """Whether there can be such rounds.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True also for policies that settle each round before it starts.
+    """
+    return decides_nothing(policy) or isinstance(policy, PlannedPolicy)
 
 
 class ForeseenRounds:

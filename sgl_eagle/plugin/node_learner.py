@@ -10,7 +10,7 @@ import numpy as np
 from sgl_eagle.plugin.compat_requests import completion_length, completion_tokens
 from sgl_eagle.plugin.finished_step import FinishedStep
 from sgl_eagle_harness.node_outcome import spell_path
-from sgl_eagle_harness.policies.online_price import OnlinePricePolicy, VerifiedRows
+from sgl_eagle_harness.policies.learning import LearningPolicy, VerifiedRows
 from sgl_eagle_harness.types import CandidateTrees, Float32Array, IntArray
 
 
@@ -37,7 +37,7 @@ class NodeLearner:
     request has its turn.
     """
 
-    def __init__(self, policy: OnlinePricePolicy) -> None:
+    def __init__(self, policy: LearningPolicy) -> None:
         """Start with nothing observed.
 
         Args:

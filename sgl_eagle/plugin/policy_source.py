@@ -8,6 +8,7 @@ from dataclasses import replace
 from sgl_eagle.plugin.builtin_policy import UnmeasuredPolicy
 from sgl_eagle.plugin.server_flags import PluginSettings, read_settings
 from sgl_eagle_harness.errors import PolicyConfigError
+from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.policy_file import load_policy_file
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
@@ -46,8 +47,8 @@ def choose_policy(limits: TreeLimits, settings: PluginSettings) -> SpecPolicy:
         settings: What the flags said.
 
     Returns:
-        The policy of the file; that of a dense recording; else one that stands in for the price
-        rule until the server's costs are known.
+        The policy of the file; that of a dense recording; else one that stands in for the
+        server's own until the server's costs are known.
     """
     if settings.records_dense:
         return RecordingPolicy(num_steps=limits.num_steps, beams=(limits.topk,))
@@ -81,10 +82,10 @@ def require_within(policy: TreeLimits, server: TreeLimits) -> None:
 
 
 def require_measured(policy: SpecPolicy, *, max_running_requests: int, context_length: int) -> None:
-    """Refuse a price policy that would have to guess a cost while serving.
+    """Refuse a policy that would have to guess a cost while serving.
 
     Args:
-        policy: Any policy; only the price policy asks for costs.
+        policy: Any policy; price policies and plans ask for costs.
         max_running_requests: Largest batch of the server.
         context_length: Longest context of the server, in tokens.
 
@@ -92,7 +93,7 @@ def require_measured(policy: SpecPolicy, *, max_running_requests: int, context_l
         PolicyConfigError: If the table was measured on another engine, or does not reach the
             server's largest batch or longest context.
     """
-    if not isinstance(policy, PricePolicy):
+    if not isinstance(policy, PricePolicy | PlanPolicy):
         return
     costs = policy.costs
     if costs.setup.engine != SGLANG_ENGINE:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl_eagle.plugin.compat_requests import cached_lengths
+from sgl_eagle_harness.policies.planned import policy_of_round
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.types import BatchContext, BoolArray, IntArray
@@ -17,11 +18,13 @@ class TierChoice:
     """Who drafts in a round.
 
     Attributes:
+        policy: Decides in this round: the server's, or what its plan says.
         speculating: [B] bool.
         context: What this was decided on, and what the round decides after it: lengths may lag one
             step behind, so that prices can be looked up while the device is still busy.
     """
 
+    policy: SpecPolicy
     speculating: BoolArray
     context: BatchContext
 
@@ -58,9 +61,10 @@ class RequestTiers:
         context = BatchContext(
             batch_size=len(names), context_len=cached_lengths(batch), num_pending=num_unseen + 1
         )
+        policy = policy_of_round(policy, context)
         speculating = choose_rows(policy, context, tiers)
         self._switch_ct += sum(tier.switch_ct for tier in tiers) - before
-        return TierChoice(speculating=speculating, context=context)
+        return TierChoice(policy=policy, speculating=speculating, context=context)
 
     def take_switch_ct(self) -> int:
         """Changes of running requests since this was last asked.

@@ -6,8 +6,10 @@ import numpy as np
 
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
+from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import TierConfig, TieredPolicy
+from sgl_eagle_harness.round_shape import RoundShape
 from sgl_eagle_harness.types import (
     NO_NODE,
     BatchContext,
@@ -33,6 +35,8 @@ def share_decisions(policy: SpecPolicy, ranks: Ranks) -> SpecPolicy:
     """
     if ranks.alone or policy.limits is None:
         return policy
+    if isinstance(policy, PlannedPolicy):
+        return _PlannedAlike(policy, policy.limits, ranks, policy)
     if isinstance(policy, TieredPolicy):
         return _TieredAlike(policy, policy.limits, ranks, policy)
     return _Alike(policy, policy.limits, ranks)
@@ -73,6 +77,26 @@ class _Alike:
             message[:, 1 : 1 + chosen.shape[1]] = chosen
         message = self._ranks.share(message)
         return message[:, 1 : 1 + int(message[0, 0])]
+
+
+class _PlannedAlike(_Alike):
+    # Rounds of a shape decide nothing, so that the shape is all that ranks must agree on.
+    def __init__(
+        self, policy: SpecPolicy, limits: TreeLimits, ranks: Ranks, planned: PlannedPolicy
+    ) -> None:
+        super().__init__(policy, limits, ranks)
+        self._planned = planned
+
+    def round_shape(self, batch: BatchContext) -> RoundShape:
+        numbers = np.empty(2, np.int64)
+        if self._ranks.leads:
+            shape = self._planned.round_shape(batch)
+            numbers[:] = shape.num_steps, shape.num_draft_tokens
+        num_steps, num_draft_tokens = self._ranks.share(numbers).tolist()
+        return RoundShape(num_steps, num_draft_tokens)
+
+    def policy_of(self, shape: RoundShape) -> SpecPolicy:
+        return self._planned.policy_of(shape)
 
 
 class _TieredAlike(_Alike):

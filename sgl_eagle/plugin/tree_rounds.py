@@ -14,7 +14,12 @@ from sgl_eagle.plugin.draft_graphs import DraftGraphs
 from sgl_eagle.plugin.draft_steps import DraftSteps, EagerSteps
 from sgl_eagle.plugin.drafter import ServerDrafter, StepwiseDrafter
 from sgl_eagle.plugin.finished_step import DraftedTrees
-from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, ForeseenRounds, decides_nothing
+from sgl_eagle.plugin.foreseen_rounds import (
+    MAILS_KEPT,
+    ForeseenRounds,
+    decides_nothing,
+    may_decide_nothing,
+)
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.request_tiers import TierChoice
@@ -77,7 +82,7 @@ class TreeRounds:
         if graphs is not None and (graphs.chooses, graphs.topk) != (chooses, topk):
             self._capture_steps(policy)
             self._foreseen_sizes = set()
-        if not decides_nothing(policy) or self._worker.plan_stream is not None:
+        if not may_decide_nothing(policy) or self._worker.plan_stream is not None:
             return
         for size in set(verify_sizes(policy)) & set(states.sizes) - {1}:
             if self._capture_trees(states, size):
@@ -85,7 +90,6 @@ class TreeRounds:
 
     def draft(
         self,
-        policy: SpecPolicy,
         states: RuntimeStates,
         batch: Any,
         choice: TierChoice,
@@ -95,17 +99,17 @@ class TreeRounds:
         """Draft for a batch.
 
         Args:
-            policy: Drafts.
             states: The graphs of its verify sizes.
             batch: The running batch of B requests, with the latest draft input.
-            choice: Who drafts.
+            choice: Who drafts, under which policy.
             clock: Takes the times.
             observer: Told what was drafted, if there is one.
 
         Returns:
             An `EagleVerifyInput`; None where the policy verifies the roots alone.
         """
-        limits, num_rows = policy.limits, len(choice.speculating)
+        policy, num_rows = choice.policy, len(choice.speculating)
+        limits = policy.limits
         assert limits is not None  # of rounds that draft
         order = confidence_order(policy, num_rows)
         steps = self._steps(num_rows, chooses=order is not None, topk=limits.topk)

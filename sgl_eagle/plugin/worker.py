@@ -199,7 +199,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         verify_input = None
         if choice is not None:
             verify_input = self._tree_rounds.draft(
-                self._policy, self._states, batch, choice, self._clock, self._observer
+                self._states, batch, choice, self._clock, self._observer
             )
         if verify_input is None and not must_verify:
             result = self._plain_rounds.decode(batch, names, self._clock, on_publish)

@@ -14,11 +14,8 @@ from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
-from sgl_eagle_harness.policies.online_price import (
-    OnlinePricePolicy,
-    VerifiedRows,
-    scale_yield,
-)
+from sgl_eagle_harness.policies.learning import VerifiedRows
+from sgl_eagle_harness.policies.online_price import OnlinePricePolicy, scale_yield
 from sgl_eagle_harness.policies.tier import SpeculationTier, TieredPolicy, choose_rows
 from sgl_eagle_harness.price_tracker import HIGHEST_RATIO, PriceTracker
 from sgl_eagle_harness.root_forecast import forecast_from_root

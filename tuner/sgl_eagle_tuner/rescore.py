@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plan import PlanSpec
 from sgl_eagle_harness.policies.price import PriceSpec
 from sgl_eagle_harness.policies.registry import PolicySpec
 from sgl_eagle_harness.policies.static import StaticSpec
@@ -197,6 +198,15 @@ def describe_policy(spec: PolicySpec, name: str) -> PolicySetting:
             num_steps=spec.num_steps,
             topk=spec.topk,
             num_draft_tokens=spec.num_draft_tokens,
+        )
+    if isinstance(spec, PlanSpec):
+        return PolicySetting(
+            name=name,
+            kind=spec.kind,
+            num_steps=spec.num_steps,
+            topk=spec.topk,
+            num_draft_tokens=spec.verify_sizes[-1],
+            verify_sizes=spec.verify_sizes,
         )
     return PolicySetting(
         name=name,

@@ -5,7 +5,7 @@ Between two refreshes it is a plain `PricePolicy`, one for each batch size, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from sgl_eagle_harness.decayed_ratio import DecayedRatio
 from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.price_tracker import PriceTracker
@@ -30,34 +31,11 @@ from sgl_eagle_harness.types import (
 
 _ObservedNodes = tuple[IntArray, Float32Array, FloatArray]
 
-REFRESH_STEPS = 128
-"""Steps between two refreshes: one takes some milliseconds, what lies between only remembers."""
 PRIOR_DRAFTS = 50.0
 """Correct drafts that the average tree counts for before any was seen."""
 HALF_LIFE_ROWS = 4096.0
 """Steps of single requests after which a yield counts half. Plain steps age it too, so a server
 that gave up speculation tries again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedRows:
-    """What one step of B requests yielded, as far as a policy learns from it.
-
-    Attributes:
-        batch_size: Requests decoded together.
-        elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
-        speculated: [B] bool.
-        depths: [B] int64, levels drafted, 0 for plain rows.
-        num_draft_tokens: [B] int64, nodes verified, root included.
-        num_correct_drafts: [B] int64.
-    """
-
-    batch_size: int
-    elapsed_us: float | None
-    speculated: BoolArray
-    depths: IntArray
-    num_draft_tokens: IntArray
-    num_correct_drafts: IntArray
 
 
 class OnlinePricePolicy:

@@ -8,8 +8,11 @@ from pydantic import Field
 
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plan import PlanSpec
 from sgl_eagle_harness.policies.price import PriceSpec
 from sgl_eagle_harness.policies.static import StaticSpec
 
-PolicySpec = Annotated[PlainSpec | StaticSpec | Eagle2Spec | PriceSpec, Field(discriminator="kind")]
+PolicySpec = Annotated[
+    PlainSpec | StaticSpec | Eagle2Spec | PlanSpec | PriceSpec, Field(discriminator="kind")
+]
 """Stored form of any policy; `build(cost_table)` makes the policy."""

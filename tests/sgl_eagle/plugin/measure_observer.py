@@ -27,7 +27,7 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
-from sgl_eagle_harness.policies.online_price import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.types import BatchContext, TreeLimits
 
 LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)

@@ -15,6 +15,9 @@ from sgl_eagle.plugin.builtin_policy import (
 from sgl_eagle.plugin.profile_grid import ProfileGrid
 from sgl_eagle.plugin.server_profile import probe_policy
 from sgl_eagle_harness.errors import CalibrationError
+from sgl_eagle_harness.policies.learning import LearningPolicy
+from sgl_eagle_harness.policies.planned import PlannedPolicy
+from sgl_eagle_harness.round_shape import PLAIN_ROUND
 from sgl_eagle_harness.types import BatchContext, TreeLimits
 
 LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=12)
@@ -52,7 +55,21 @@ def test_the_shipped_prior_is_a_fit_and_serves_every_branching():
         assert len(model.ranked_probs) == len(model.ratios)
 
 
+def test_decisions_that_take_as_long_as_drafts_leave_a_plan(costs):
+    dear = replace(costs, decide_us=float(costs.draft_step_us(1, 4, 1)))
+    policy = builtin_policy(LIMITS, dear, load_prior(), largest_batch=8)
+    assert policy.name == "online-plan-5-4-12"
+    assert isinstance(policy, PlannedPolicy)
+    assert isinstance(policy, LearningPolicy)
+    assert policy.limits == LIMITS
+    assert policy.round_shape(make_batch(1)).num_steps > 1
+    assert policy.verify_sizes == builtin_sizes(LIMITS)
+
+
 def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
+    # A slow target: a draft step that ran in vain does not matter.
+    slow = replace(costs.target, us=costs.target.us + 1e6)
+    costs = replace(costs, target=slow)
     policy = builtin_policy(LIMITS, costs, load_prior(), largest_batch=8)
     assert policy.name == "online-price-5-4-12"
     assert policy.limits == LIMITS
@@ -65,7 +82,7 @@ def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
 def test_where_verification_is_dear_it_decodes_plainly(costs):
     steep = replace(costs.target, us=costs.target.us * costs.target.num_tokens[None, :, None] ** 2)
     policy = builtin_policy(LIMITS, replace(costs, target=steep), load_prior(), largest_batch=8)
-    assert not policy.should_speculate(make_batch(1)).any()
+    assert policy.round_shape(make_batch(1)) == PLAIN_ROUND
 
 
 def test_a_damaged_prior_names_its_file(tmp_path):

@@ -1,18 +1,28 @@
 """Rounds that wait for nothing verify what rounds that ask the policy would."""
 
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_draft import BRANCHES, NUM_STEPS, install, make_batch
 
-from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, ForeseenRounds, decides_nothing
+from sgl_eagle.plugin.foreseen_rounds import (
+    MAILS_KEPT,
+    ForeseenRounds,
+    decides_nothing,
+    may_decide_nothing,
+)
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticPolicy
 from sgl_eagle_harness.types import BatchContext
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
+from plan_maker import make_plan
 
 pytestmark = pytest.mark.reference
 
@@ -123,3 +133,7 @@ def test_only_policies_without_a_decision_are_foreseen():
     assert decides_nothing(StaticPolicy.chain(3))
     assert not decides_nothing(StaticPolicy(name="eagle1", paths=EAGLE1_PATHS))
     assert not decides_nothing(PlainPolicy())
+    plan = make_plan()
+    assert not decides_nothing(plan)
+    assert may_decide_nothing(plan)
+    assert not may_decide_nothing(PlainPolicy())

@@ -12,14 +12,18 @@ from fake_draft import BRANCHES, NUM_STEPS, fake_step, install, make_batch
 from two_ranks import run_on_two_ranks
 
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle_harness.calibration import IdentityMap
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
+from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
 from sgl_eagle_harness.policies.plain import PlainPolicy
+from sgl_eagle_harness.policies.planned import PlannedPolicy, policy_of_round
 from sgl_eagle_harness.policies.tier import SpeculationTier, TieredPolicy, choose_rows
 from sgl_eagle_harness.types import BatchContext
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
+from plan_maker import make_plan
 from price_maker import make_policy
 
 pytestmark = pytest.mark.reference
@@ -122,6 +126,33 @@ def test_ranks_draft_and_verify_the_same_trees(policies):
     alone, differing = run_on_two_ranks(partial(draft_round, policies=policies, agree=False))
     assert first == alone, "the first rank decides as it would alone"
     assert alone != differing, "the second would do something else: otherwise this shows nothing"
+
+
+def plan_rounds(ranks, *, agree):
+    """Rounds that one rank plans, where the second one has learnt that nothing pays."""
+    from sgl_eagle.plugin.shared_decisions import share_decisions
+
+    plan = make_plan()
+    if not ranks.leads:
+        plan = make_plan(expected_drafts=((0.0,) * 4,) * 3)
+    policy = OnlinePlanPolicy(plan, IdentityMap(), batch_edges=(1,))
+    if agree:
+        policy = share_decisions(policy, ranks)
+    assert isinstance(policy, PlannedPolicy)
+    names = []
+    for batch_size in (1, 4, 64):
+        rows = np.full(batch_size, 100)
+        batch = BatchContext(batch_size=batch_size, context_len=rows, num_pending=rows)
+        names.append(policy_of_round(policy, batch).name)
+    return names
+
+
+def test_all_ranks_take_the_plan_of_the_first():
+    first, second = run_on_two_ranks(partial(plan_rounds, agree=True))
+    assert first == second
+    alone, differing = run_on_two_ranks(partial(plan_rounds, agree=False))
+    assert first == alone
+    assert set(differing) == {"plain"} != set(alone)
 
 
 def test_a_policy_that_never_drafts_has_nothing_to_share():

@@ -1,0 +1,282 @@
+"""The plan of a running server: yields and times follow what happens, the choice is a look-up.
+
+Between two refreshes it is a plain `PlanPolicy` at corrected times, and decides as purely; what it
+keeps besides is which shape runs, so that equals do not alternate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sgl_eagle_harness.calibration import Calibration
+from sgl_eagle_harness.online_calibration import OnlineCalibration
+from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.policies.plan import PlanPolicy
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.round_shape import RoundShape, choose_shape
+from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes
+from sgl_eagle_harness.types import (
+    BatchContext,
+    BoolArray,
+    CandidateTrees,
+    Float32Array,
+    FloatArray,
+    IntArray,
+    TreeLimits,
+)
+
+MARGIN = 0.02
+"""Share by which another shape must be predicted to be better before it replaces the one that runs;
+about what the estimates move between two refreshes by chance."""
+CLOSE = 0.05
+"""A shape that is predicted to be worse by no more than this is worth a trial."""
+TRIAL_ROUNDS = 4
+REFRESHES_BETWEEN_TRIALS = 4
+"""So at most 4 rounds of 512 run a shape for the sake of knowing it: 0.04 % of the throughput where
+the prediction is right, and 0.8 % times the fault where it is not."""
+
+_Key = tuple[int, float]
+"""Batch size, and the context that stands for those that share a plan."""
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A shape that runs a few times at one batch size and context, although another is better."""
+
+    key: _Key
+    shape: int
+    rounds_left: int = TRIAL_ROUNDS
+
+
+class OnlinePlanPolicy:
+    """A `PlanPolicy` whose estimates are refined while it serves.
+
+    Attributes:
+        limits: Depth, branching and the largest verify size.
+    """
+
+    def __init__(
+        self,
+        plan: PlanPolicy,
+        calibration: Calibration,
+        *,
+        batch_edges: tuple[int, ...],
+        refresh_steps: int = REFRESH_STEPS,
+    ) -> None:
+        """Start where the plan stands.
+
+        Args:
+            plan: Prior: average tree and costs.
+            calibration: Prior from path confidence to acceptance probability.
+            batch_edges: First batch size of each range that shares corrections of times, ascending
+                from 1.
+            refresh_steps: Steps between two refreshes of the estimates.
+
+        Raises:
+            CalibrationError: If the map cannot be refined.
+        """
+        self._plan = plan
+        self._refresh_steps = refresh_steps
+        self._calibration = OnlineCalibration(calibration, num_depths=plan.num_steps)
+        self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
+        self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
+        self._index = {shape: index for index, shape in enumerate(plan.shapes)}
+        self._policies = {shape: plan.policy_of(shape) for shape in plan.shapes}
+        self._nodes: list[tuple[IntArray, Float32Array, FloatArray]] = []
+        self._steps: list[VerifiedRows] = []
+        self._chosen: dict[tuple[_Key, int | None], int] = {}
+        self._running: int | None = None
+        self._latest: _Key | None = None
+        self._trial: _Trial | None = None
+        self._num_refreshes = 0
+        self.limits: TreeLimits = plan.limits
+
+    @property
+    def name(self) -> str:
+        """E.g. "online-plan-5-4-16": num_steps, topk, largest verify size."""
+        return f"online-{self._plan.name}"
+
+    @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        """Sizes that the target may verify, root included, ascending from 1."""
+        return self._plan.verify_sizes
+
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        """The plan's."""
+        return self._plan.confidence_order
+
+    @property
+    def plan(self) -> PlanPolicy:
+        """The plan until the next refresh, at the cost table's times."""
+        return self._plan
+
+    @property
+    def yield_ratio(self) -> float:
+        """Correct drafts seen over those that the prior's average tree led to expect."""
+        return self._yield.ratio
+
+    @property
+    def num_observed_nodes(self) -> int:
+        """Nodes that the calibration has learnt from."""
+        return self._calibration.num_observed
+
+    @property
+    def running_shape(self) -> RoundShape | None:
+        """The shape of the latest round, trials apart; None before the first."""
+        return None if self._running is None else self._plan.shapes[self._running]
+
+    def shape_tok_per_us(self, batch_size: int, context_len: float) -> FloatArray:
+        """Predicted throughput of every shape, at times corrected by what was measured.
+
+        Args:
+            batch_size: Requests decoded together.
+            context_len: Tokens before the roots.
+
+        Returns:
+            [J] float64 tokens per microsecond of the whole batch, in the order of `plan.shapes`.
+        """
+        predicted = self._plan.shape_tok_per_us(batch_size, context_len)
+        return np.asarray(predicted / self._times.ratios(batch_size))
+
+    def price_tok_per_us(self, batch_size: int) -> float:
+        """Predicted throughput of the best shape.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            Tokens that one microsecond of the whole batch is worth, at the latest context.
+        """
+        axis = self._plan.costs.target.context_len
+        context_len = float(axis[0]) if self._latest is None else self._latest[1]
+        return float(self.shape_tok_per_us(batch_size, context_len).max())
+
+    def round_shape(self, batch: BatchContext) -> RoundShape:
+        """What the next round does; asked once a round, since it notes what runs.
+
+        Args:
+            batch: B rows, which share the round.
+
+        Returns:
+            The best shape at this batch size and context; in a few rounds, one that is nearly as
+            good and should be known better.
+        """
+        key = batch.batch_size, self._plan.planned_context(float(batch.context_len.mean()))
+        self._latest = key
+        self._running = self._choose(key, self._running)
+        trial = self._trial
+        if trial is not None and trial.key == key:
+            trial.rounds_left -= 1
+            if not trial.rounds_left:
+                self._trial = None
+            return self._plan.shapes[trial.shape]
+        return self._plan.shapes[self._running]
+
+    def policy_of(self, shape: RoundShape) -> SpecPolicy:
+        """The policy of rounds of one shape.
+
+        Args:
+            shape: From `round_shape`.
+
+        Returns:
+            EAGLE-2 trees of that depth and size, or plain decoding.
+        """
+        return self._policies[shape]
+
+    def should_speculate(self, batch: BatchContext) -> BoolArray:  # noqa: D102  SpecPolicy
+        return self._plan.should_speculate(batch)
+
+    def select_frontier(self, trees: CandidateTrees, batch: BatchContext) -> IntArray:  # noqa: D102  SpecPolicy
+        return self._plan.select_frontier(trees, batch)
+
+    def select_verify(self, trees: CandidateTrees, batch: BatchContext) -> IntArray:  # noqa: D102  SpecPolicy
+        return self._plan.select_verify(trees, batch)
+
+    def observe_nodes(
+        self, depths: IntArray, path_log_confidence: Float32Array, accepted: FloatArray
+    ) -> None:
+        """Remember one tree until the next refresh.
+
+        Args:
+            depths: [M] int64, at least 1, of all its nodes down to a depth, in draft order.
+            path_log_confidence: [M] float32, finite.
+            accepted: [M] in [0, 1].
+        """
+        self._nodes.append((depths, path_log_confidence, accepted))
+
+    def observe_step(self, rows: VerifiedRows) -> None:
+        """Remember what a round yielded and how long it took; learn from it at a refresh.
+
+        Args:
+            rows: One finished step.
+        """
+        self._steps.append(rows)
+        if len(self._steps) >= self._refresh_steps:
+            self._refresh()
+
+    def _choose(self, key: _Key, incumbent: int | None) -> int:
+        chosen = self._chosen.get((key, incumbent))
+        if chosen is None:
+            speed = self.shape_tok_per_us(*key)
+            chosen = choose_shape(speed, incumbent=incumbent, margin=MARGIN)
+            self._chosen[key, incumbent] = chosen
+        return chosen
+
+    def _refresh(self) -> None:
+        self._learn_yields()
+        for rows in self._steps:
+            self._learn_time(rows)
+        self._nodes, self._steps = [], []
+        drafts = tuple(map(tuple, self._yield.expected_drafts().tolist()))
+        self._plan = replace(self._plan, expected_drafts=drafts)
+        self._chosen.clear()
+        self._num_refreshes += 1
+        self._trial = None
+        if self._num_refreshes % REFRESHES_BETWEEN_TRIALS == 0 and self._latest is not None:
+            self._trial = self._find_trial(self._latest)
+
+    def _learn_yields(self) -> None:
+        nodes = [each for each in self._nodes if len(each[0])]
+        if nodes:
+            self._calibration.observe(
+                *(np.concatenate(parts) for parts in zip(*nodes, strict=True))
+            )
+        self._yield.age(len(self._steps))
+        for rows in self._steps:
+            drafted = rows.speculated & (rows.depths > 0)
+            if drafted.any():
+                columns = np.searchsorted(self.verify_sizes, rows.num_draft_tokens[drafted])
+                columns = np.minimum(columns, len(self.verify_sizes) - 1)
+                self._yield.observe_rows(
+                    rows.depths[drafted], columns, rows.num_correct_drafts[drafted]
+                )
+        trees = [(depths, logs) for depths, logs, _ in nodes]
+        self._yield.observe_trees(trees, self._calibration.calibration())
+
+    def _learn_time(self, rows: VerifiedRows) -> None:
+        if rows.elapsed_us is None or self._latest is None or not len(rows.depths):
+            return
+        depth, size = int(rows.depths.max()), int(rows.num_draft_tokens.max())
+        column = int(np.searchsorted(self.verify_sizes, size))
+        shape = RoundShape(depth, self.verify_sizes[min(column, len(self.verify_sizes) - 1)])
+        index = self._index.get(shape)
+        if index is None:
+            return
+        expected_us = float(self._plan.shape_us(rows.batch_size, self._latest[1])[index])
+        self._times.observe(
+            rows.batch_size, index, elapsed_us=rows.elapsed_us, expected_us=expected_us
+        )
+
+    def _find_trial(self, key: _Key) -> _Trial | None:
+        # The least known of the shapes that are nearly as good as the one that runs.
+        speed = self.shape_tok_per_us(*key)
+        close = speed >= (1 - CLOSE) * speed.max()
+        close[self._choose(key, self._running)] = False
+        if not close.any():
+            return None
+        known_us = np.where(close, self._times.observed_us(key[0]), np.inf)
+        return _Trial(key, int(known_us.argmin()))

@@ -1,0 +1,51 @@
+"""Policies that settle a whole round before it starts, for all requests of the batch alike."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.types import BatchContext
+
+
+@runtime_checkable
+class PlannedPolicy(Protocol):
+    """A policy whose rounds wait for nobody: an engine asks it once, and then only the device."""
+
+    def round_shape(self, batch: BatchContext) -> RoundShape:
+        """What the next round of a batch does; asked once a round.
+
+        Args:
+            batch: B rows, which share the round.
+
+        Returns:
+            The shape.
+        """
+        ...
+
+    def policy_of(self, shape: RoundShape) -> SpecPolicy:
+        """The policy of rounds of one shape.
+
+        Args:
+            shape: From `round_shape`.
+
+        Returns:
+            EAGLE-2 trees of that depth and size, or plain decoding.
+        """
+        ...
+
+
+def policy_of_round(policy: SpecPolicy, batch: BatchContext) -> SpecPolicy:
+    """The policy to ask in the next round.
+
+    Args:
+        policy: Any policy.
+        batch: B rows.
+
+    Returns:
+        The policy itself unless it plans.
+    """
+    if not isinstance(policy, PlannedPolicy):
+        return policy
+    return policy.policy_of(policy.round_shape(batch))

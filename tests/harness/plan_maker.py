@@ -1,0 +1,23 @@
+"""Plans for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_maker import make_table
+
+from sgl_eagle_harness.policies.plan import PlanPolicy
+
+SIZES = (1, 2, 4, 8)
+DRAFTS = ((0.0, 0.6, 0.8, 0.8), (0.0, 0.6, 1.1, 1.3), (0.0, 0.6, 1.2, 1.6))
+
+
+def make_plan(**changes) -> PlanPolicy:
+    fields = {
+        "num_steps": 3,
+        "topk": 3,
+        "verify_sizes": SIZES,
+        "expected_drafts": DRAFTS,
+        "costs": replace(make_table(batches=(1, 4, 64)), drafts_ahead=True),
+    }
+    return PlanPolicy(**(fields | changes))

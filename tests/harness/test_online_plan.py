@@ -1,0 +1,155 @@
+"""The plan of a running server: a look-up that learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost_maker import make_table
+from plan_maker import make_plan
+from tree_maker import make_batch
+
+from sgl_eagle_harness.calibration import IdentityMap
+from sgl_eagle_harness.policies.learning import LearningPolicy, VerifiedRows
+from sgl_eagle_harness.policies.online_plan import (
+    MARGIN,
+    REFRESHES_BETWEEN_TRIALS,
+    TRIAL_ROUNDS,
+    OnlinePlanPolicy,
+)
+from sgl_eagle_harness.policies.plan import PlanPolicy
+from sgl_eagle_harness.policies.planned import PlannedPolicy, policy_of_round
+from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape
+
+REFRESH = 8
+DEEP = RoundShape(3, 8)
+
+
+def make_online(plan: PlanPolicy | None = None) -> OnlinePlanPolicy:
+    return OnlinePlanPolicy(
+        plan or make_plan(), IdentityMap(), batch_edges=(1, 4, 16), refresh_steps=REFRESH
+    )
+
+
+def step(shape, *, num_rows=1, correct=2, elapsed_us=None) -> VerifiedRows:
+    return VerifiedRows(
+        batch_size=num_rows,
+        elapsed_us=elapsed_us,
+        speculated=np.full(num_rows, shape.num_steps > 0),
+        depths=np.full(num_rows, shape.num_steps),
+        num_draft_tokens=np.full(num_rows, shape.num_draft_tokens),
+        num_correct_drafts=np.full(num_rows, correct if shape.num_steps else 0),
+    )
+
+
+def serve(online, *, num_rounds, batch_size=1, correct=2, us_of=None):
+    """Shapes of so many rounds whose outcomes the policy is told."""
+    shapes = []
+    for _ in range(num_rounds):
+        shape = online.round_shape(make_batch(batch_size, batch_size=batch_size))
+        shapes.append(shape)
+        elapsed_us = None if us_of is None else us_of(shape)
+        online.observe_step(
+            step(shape, num_rows=batch_size, correct=correct, elapsed_us=elapsed_us)
+        )
+    return shapes
+
+
+def test_it_starts_at_the_tables_best_at_every_batch_size_and_follows_it_at_once():
+    online, plan = make_online(), make_plan()
+    assert isinstance(online, PlannedPolicy)
+    assert isinstance(online, LearningPolicy)
+    assert online.name == "online-plan-3-3-8"
+    for batch_size in (1, 64, 1, 64, 4):
+        batch = make_batch(batch_size, batch_size=batch_size)
+        assert online.round_shape(batch) == plan.round_shape(batch)
+    assert online.running_shape == DEEP
+
+
+def test_rounds_of_a_shape_are_those_of_a_policy_that_decides_nothing():
+    online = make_online()
+    one, many = make_batch(1), make_batch(64, batch_size=64)
+    assert policy_of_round(online, one).name == "eagle2-3-3-8"
+    assert policy_of_round(online, many).name == "plain"
+    assert policy_of_round(online, one) is policy_of_round(online, one)
+
+
+def test_a_shape_that_is_nearly_as_good_keeps_running():
+    # Two shapes whose order changes by less than the margin between two batch sizes.
+    plan = make_plan()
+    index = {shape: place for place, shape in enumerate(plan.shapes)}
+    speed = {batch: plan.shape_tok_per_us(batch, 100) for batch in (4, 5)}
+    best = {batch: plan.shapes[int(speed[batch].argmax())] for batch in speed}
+    assert best[4] != best[5]
+    loss = 1 - speed[5][index[best[4]]] / speed[5].max()
+    online = make_online()
+    batches = {batch: make_batch(batch, batch_size=batch) for batch in speed}
+    shapes = [online.round_shape(batches[batch]) for batch in (4, 5, 4, 5)]
+    assert (len(set(shapes)) == 1) == (loss < MARGIN)
+    assert loss < MARGIN
+
+
+def test_drafts_that_fail_end_speculation_and_what_is_learnt_wears_off():
+    online = make_online()
+    start = online.price_tok_per_us(1)
+    shapes = serve(online, num_rounds=40 * REFRESH, correct=0)
+    assert shapes[0] == DEEP
+    assert shapes[-1] == PLAIN_ROUND
+    assert online.yield_ratio < 0.7
+    assert online.price_tok_per_us(1) < start
+    shapes = serve(online, num_rounds=30_000 // REFRESH * REFRESH)
+    assert shapes[-1] == DEEP
+
+
+def test_estimates_change_at_a_refresh_and_never_between():
+    online = make_online()
+    before = online.plan
+    depths = np.array([1, 1, 2, 3])
+    logs = np.log(np.array([0.2, 0.1, 0.02, 0.01])).astype(np.float32)
+    for _ in range(REFRESH - 1):
+        online.observe_nodes(depths, logs, np.zeros(4))
+        online.observe_step(step(DEEP, correct=0))
+        assert online.plan is before
+    online.observe_step(step(DEEP, correct=0))
+    assert online.num_observed_nodes == 4 * (REFRESH - 1)
+    drafts, prior = np.array(online.plan.expected_drafts), np.array(before.expected_drafts)
+    assert (drafts[:, 1:] < prior[:, 1:]).all()
+
+
+def test_a_shape_that_takes_longer_than_the_table_says_is_left():
+    def us_of(shape):
+        us = float(make_plan().shape_us(1, 100)[make_plan().shapes.index(shape)])
+        return 2.0 * us if shape == DEEP else us
+
+    shapes = serve(make_online(), num_rounds=400 * REFRESH, us_of=us_of)
+    assert shapes[0] == DEEP
+    assert DEEP not in shapes[-REFRESH:]
+    assert shapes[-1].num_steps == 2
+
+
+def test_a_table_that_is_wrong_by_the_same_factor_everywhere_changes_nothing():
+    def us_of(shape):
+        return 0.6 * float(make_plan().shape_us(1, 100)[make_plan().shapes.index(shape)])
+
+    online = make_online()
+    start = online.price_tok_per_us(1)
+    shapes = serve(online, num_rounds=200 * REFRESH, us_of=us_of)
+    tried = [shape for shape in shapes if shape != DEEP]
+    assert len(tried) <= 200 // REFRESHES_BETWEEN_TRIALS * TRIAL_ROUNDS
+    assert online.price_tok_per_us(1) > 1.3 * start
+
+
+@pytest.mark.parametrize("is_close", [True, False])
+def test_trials_are_few_and_only_of_shapes_that_are_close(is_close):
+    # With a size of 2 alone, one level is as good as two but for a draft step.
+    draft = 5.0 if is_close else 500.0
+    costs = replace(make_table(draft=(draft, 0.0)), drafts_ahead=True)
+    plan = make_plan(
+        num_steps=2, verify_sizes=(1, 2), expected_drafts=((0.0, 0.8), (0.0, 0.8)), costs=costs
+    )
+    num_refreshes = 12 * REFRESHES_BETWEEN_TRIALS
+    shapes = serve(make_online(plan), num_rounds=num_refreshes * REFRESH, correct=1)
+    tried = [shape for shape in shapes if shape != RoundShape(1, 2)]
+    assert len(tried) == (11 * TRIAL_ROUNDS if is_close else 0)
+    assert set(tried) <= {RoundShape(2, 2)}
