@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib.metadata
 import inspect
@@ -128,22 +129,25 @@ def prepare_draft_batch(worker: Any, batch: Any) -> Any:
 
     Args:
         worker: SGLang's draft worker.
-        batch: The running batch; its `spec_info` is the latest draft input.
+        batch: The running batch; its `spec_info` is the latest draft input, which is left as it is:
+            a round that verifies no draft hands it on.
 
     Returns:
         A `ForwardBatch` of B * topk rows, with `out_cache_loc` for all draft steps.
     """
     from sglang.srt.speculative.eagle_worker_common import prepare_for_draft
 
-    forward_batch, *_ = prepare_for_draft(  # from 0.5.22 on, three values
-        batch.spec_info,
-        worker.req_to_token_pool,
-        batch,
-        None,  # no graph: steps run one by one, since each may be the last
-        worker.draft_runner,
-        worker.topk,
-        worker.speculative_num_steps,
-    )
+    with left_as_it_was(batch, ("spec_info",)):
+        batch.spec_info = copy.copy(batch.spec_info)
+        forward_batch, *_ = prepare_for_draft(  # from 0.5.22 on, three values
+            batch.spec_info,
+            worker.req_to_token_pool,
+            batch,
+            None,  # no graph: steps run one by one, since each may be the last
+            worker.draft_runner,
+            worker.topk,
+            worker.speculative_num_steps,
+        )
     return forward_batch
 
 

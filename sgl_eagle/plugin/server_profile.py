@@ -17,7 +17,7 @@ import torch
 
 from sgl_eagle.plugin import compat_profile
 from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
-from sgl_eagle.plugin.profile_grid import NUM_REPEATS, GridProfiler, RoundSample, grid_for
+from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
@@ -32,6 +32,9 @@ from sgl_eagle_harness.types import BatchContext, BoolArray, TreeLimits
 from sgl_eagle_tuner.provenance import collect_provenance
 
 logger = logging.getLogger(__name__)
+
+ROUNDS_IN_A_ROW = 4
+NUM_ROWS_OF_ROUNDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +87,41 @@ class ServerRounds:
         policy = probe_policy(self._limits, num_tokens)
         return self._time_round(policy, batch_size, num_tokens, context_len)
 
-    def exchange_us(self, num_tokens: int) -> float:
-        """What a draft step takes longer if the host waits for its level, for one request.
+    def exchange_us(self) -> float:
+        """What a draft level takes longer if the host waits for it, for one request.
 
-        Args:
-            num_tokens: Tokens verified, root included, at least 2.
+        Rounds follow each other as while serving: a host that waits for nothing prepares a round
+        while the device is busy with the one before, and one that waits for levels cannot.
 
         Returns:
-            Microseconds, at least 0: a launch of its own, a copy, and the wait for it.
+            Microseconds, at least 0: a launch of its own, a copy, the wait for it, and a level's
+            share of what the device waits for the host.
         """
-        policy = probe_policy(self._limits, num_tokens)
-        waits, runs_on = (
-            [
-                self._time_round(replace(policy, asks=asks), 1, num_tokens, 1).draft_step_us or 0.0
-                for _ in range(NUM_REPEATS)
-            ]
-            for asks in (True, False)
+        num_levels = self._limits.num_steps - 1
+        if not num_levels:
+            return 0.0
+        asked_us = self._time_rounds(_Probe(limits=self._limits, asks=True))
+        return (
+            max(0.0, asked_us - self._time_rounds(Eagle2Policy(limits=self._limits))) / num_levels
         )
-        return max(0.0, float(np.median(waits) - np.median(runs_on)))
+
+    def _time_rounds(self, policy: Eagle2Policy) -> float:
+        # Microseconds of one of several rounds in a row, nothing waited for in between.
+        times = []
+        for num_rounds in (1, *[ROUNDS_IN_A_ROW] * NUM_ROWS_OF_ROUNDS):
+            batches = [
+                compat_profile.make_decode_batch(self._worker, batch_size=1, context_len=1)
+                for _ in range(num_rounds)
+            ]
+            tier = SpeculationTier()
+            tier.speculates = True
+            tiers = RequestTiers({batches[0].reqs[0].rid: tier})
+            with self._worker.probing(policy, RoundClock(), tiers):
+                started = self._synchronised_now()
+                for batch in batches:
+                    self._worker.forward_batch_generation(batch)
+                times.append(1e6 * (self._synchronised_now() - started) / num_rounds)
+        return min(times[1:])  # the first round allocates
 
     def _time_round(
         self, policy: _Probe, batch_size: int, num_tokens: int, context_len: int
@@ -189,6 +209,9 @@ def measured_costs(
         logger.info("SGL_EAGLE takes its costs from the cache in %s", settings.cost_cache)
         return CostFile.model_validate_json(shared) if cached is None else cached
     record = _measure(worker, limits, sizes, wanted, setup, ranks)
+    # What a rank makes of its own times could differ, down to the kind of its policy.
+    first = ranks.share_text(record.model_dump_json())
+    record = record if first is None else CostFile.model_validate_json(first)
     path = None if cache is None else write_cached(cache, record)
     if path is not None:
         logger.info("SGL_EAGLE keeps its costs in %s", path)
@@ -220,7 +243,7 @@ def _measure(
     try:
         with torch.inference_mode():
             table = profiler.measure(setup)
-            exchange_us = rounds.exchange_us(sizes[-1])
+            exchange_us = rounds.exchange_us()
     finally:
         compat_profile.forget_decode_batches(worker)
     table = with_decision_times(table)

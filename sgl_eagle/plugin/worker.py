@@ -90,6 +90,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         num_rows = len(compat.token_table(self))
         backlog = DraftBacklog(num_rows=num_rows, window=window_size(sizes)) if drafts else None
         self._plain_rounds = PlainRounds(self, self._states, backlog)
+        # Measured in the rounds that it would serve.
+        self._tree_rounds.settle(self._policy, self._states)
         self._policy = settle_policy(
             self, self._policy, self._settings, self._ranks, in_graphs=capture
         )

@@ -14,6 +14,7 @@ from sgl_eagle_harness.cost_file import CostFile
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plan import PlanSpec
 from sgl_eagle_harness.policies.policy_file import (
     PolicyFile,
     PolicyProvenance,
@@ -42,9 +43,18 @@ def write_policies(folder: Path) -> dict[str, Path]:
         "narrow": Eagle2Spec(num_steps=3, topk=2, num_draft_tokens=6),
         "irregular": StaticSpec(name="irregular", paths=IRREGULAR_PATHS),
         "eagle2": Eagle2Spec(num_steps=3, topk=4, num_draft_tokens=10),
+        "plan": PlanSpec(
+            num_steps=3,
+            topk=4,
+            verify_sizes=(1, 2, 4, 8),
+            expected_drafts=((0.0, 0.6, 0.8, 0.8), (0.0, 0.6, 1.4, 1.6), (0.0, 0.6, 1.5, 1.9)),
+        ),
         "price": make_price(),
         "price_dear": make_price(price_tok_per_us=1.0),
         "price_late": make_price(),
+        "price_pruned": make_price(price_tok_per_us=1 / 16).model_copy(
+            update={"allow_plain": False}
+        ),
         "price_of_reference_engine": make_price(),
     }
     return {name: _write(folder, name, spec) for name, spec in specs.items()}
@@ -72,10 +82,12 @@ def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
 def _write(folder: Path, name: str, spec: PolicySpec) -> Path:
     engine = "reference" if name == "price_of_reference_engine" else "sglang"
     costs = make_late_costs() if name == "price_late" else make_costs(engine)
+    if name == "plan":
+        costs = make_steep_costs()
     costs = CostFile.from_table(costs, num_repeats=1, created=CREATED)
     record = PolicyFile(
         default=spec,
-        costs=costs if isinstance(spec, PriceSpec) else None,
+        costs=costs if isinstance(spec, PriceSpec | PlanSpec) else None,
         provenance=PolicyProvenance(
             traces=(),
             target=MODEL,
@@ -110,6 +122,14 @@ def make_late_costs() -> CostTable:
 
     names = ("target", "draft", "draft_extend")
     return replace(costs, **{name: regrid(getattr(costs, name)) for name in names})
+
+
+def make_steep_costs() -> CostTable:
+    """Costs at which a plan verifies four tokens of one request, two of four, and one of eight."""
+    costs = make_costs("sglang")
+    axes = (costs.target.batch_size, costs.target.num_tokens, costs.target.context_len)
+    batch, tokens, _ = np.meshgrid(*axes, indexing="ij")
+    return replace(costs, target=replace(costs.target, us=600.0 + 150.0 * batch * tokens))
 
 
 def make_costs(engine: str) -> CostTable:

@@ -12,8 +12,9 @@ WIDER_SERVER = {"narrow_chain", "narrow"}
 """Whose server drafts four children of a node, of which they take fewer."""
 FOLLOWED = {"chain", "irregular", "eagle2"} | WIDER_SERVER
 """Whose trees depend on nothing but the draft, so that both engines must take the same steps."""
-FOLLOWED_ALONE = {"price", "price_late"}
-"""Whose decisions depend on the batch too. The late one changes from plain decoding to speculation,
+FOLLOWED_ALONE = {"plan", "price", "price_late", "price_pruned"}
+"""Whose decisions depend on the batch too. The pruned one drafts always and often finds no draft
+worth verifying, so that rounds which have drafted end as plain ones. The late one changes from plain decoding to speculation,
 so that the draft must have caught up with all that was decoded plainly."""
 
 
@@ -21,7 +22,7 @@ so that the draft must have caught up with all that was decoded plainly."""
     "name",
     [
         *("plain", "chain", "narrow_chain", "narrow", "irregular", "eagle2"),
-        *("price", "price_dear", "price_late"),
+        *("plan", "price", "price_dear", "price_late", "price_pruned"),
     ],
 )
 def test_greedy_output_is_the_targets_own(name, fork_server, pair, policies, completions, tmp_path):

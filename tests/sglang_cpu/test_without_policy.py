@@ -2,11 +2,12 @@
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from server_metrics import read_metrics
 
-from sgl_eagle_harness.cost_file import load_cost_file
+from sgl_eagle_harness.cost_file import CostFile, load_cost_file, save_cost_file
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -39,12 +40,16 @@ def answers(server, completions):
     return found
 
 
+def policy_served(server):
+    return re.search(r"serves policy (online\S+) at its own costs", server.log.read_text())[1]
+
+
 def test_greedy_output_is_the_targets_own(server, answers, completions):
     assert [answer["output_ids"] for answer in answers] == [wanted for _, wanted in completions]
     prompts = [prompt for prompt, _ in completions]
     together = server.complete_all(prompts, concurrency=8)
     assert [answer["output_ids"] for answer in together] == [wanted for _, wanted in completions]
-    assert "serves policy online-price-3-4-8 at its own costs" in server.log.read_text()
+    assert policy_served(server) in {"online-plan-3-4-8", "online-price-3-4-8"}
 
 
 def test_costs_are_measured_up_to_the_servers_limits_and_kept(server, folders):
@@ -57,6 +62,35 @@ def test_costs_are_measured_up_to_the_servers_limits_and_kept(server, folders):
     assert table.verify_us(8, 8, 512) > table.decode_us(1, 1)
     measured = re.search(r"measured its costs in ([0-9.]+) s", server.log.read_text())
     assert float(measured[1]) < 40
+
+
+@pytest.mark.parametrize(("decide_us", "kind"), [(0.0, "price"), (1e6, "plan")])
+def test_the_server_asks_after_every_level_where_that_is_cheap_against_a_round(
+    decide_us, kind, server, folders, fork_server, pair, completions, tmp_path
+):
+    del server  # has measured
+    (path,) = folders[0].glob("*.json")
+    measured = load_cost_file(path)
+    table = measured.to_table()
+    slow = replace(table.target, us=100 * table.target.us)
+    table = replace(table, target=slow, decide_us=decide_us)
+    record = CostFile.from_table(
+        table, num_repeats=measured.num_repeats, created=measured.created, commit=measured.commit
+    )
+    save_cost_file(tmp_path / path.name, record)
+    flags = ("--sgl-eagle-cost-cache", str(tmp_path), "--enable-metrics")
+    with fork_server.serve(pair, tmp_path / "log", *LIMITS, *flags) as doctored:
+        prompts = [prompt for prompt, _ in completions]
+        answers = doctored.complete_all(prompts, concurrency=1)
+        together = doctored.complete_all(prompts, concurrency=8)
+        metrics = read_metrics(doctored)
+    assert policy_served(doctored) == f"online-{kind}-3-4-8"
+    for found in (answers, together):
+        assert [answer["output_ids"] for answer in found] == [wanted for _, wanted in completions]
+    assert metrics["asks_every_level",] == (kind == "price")
+    if kind == "plan":
+        assert metrics["planned_verify_size",] == 8
+        assert metrics["planned_depth",] == 3
 
 
 def test_metrics_add_up_to_what_clients_were_told(server, answers):
@@ -79,6 +113,7 @@ def test_metrics_add_up_to_what_clients_were_told(server, answers):
     assert found["drafted_nodes_total",] >= found["proposed_drafts_total",] >= correct
     now = read_metrics(server)
     assert now["price_tok_per_us",] > 0
+    assert now["asks_every_level",] == ("price" in policy_served(server))
     # How deep drafting pays is measured, and differs from machine to machine.
     deepest = max(int(k[1]) for k, v in now.items() if k[0] == "draft_depth_passes_total" and v)
     assert (now["observed_nodes",] > 0) == (deepest > 0)

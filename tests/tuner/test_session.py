@@ -1,13 +1,17 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sgl_eagle_harness.draft_loop import grow_trees, verify_tree
 from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plan import PlanSpec
+from sgl_eagle_harness.policies.planned import policy_of_round
 from sgl_eagle_harness.policies.tier import SpeculationTier, TierConfig
 from sgl_eagle_harness.types import BatchContext
 from sgl_eagle_tuner.baselines import eagle2_spec
+from sgl_eagle_tuner.policy_names import named_policy
 from sgl_eagle_tuner.search_space import PointBuilder, PricePoint
 from sgl_eagle_tuner.session import ReplaySession
 from sgl_eagle_tuner.simulator import SimulationConfig
@@ -108,6 +112,53 @@ def test_tier_changes_replay_exactly(corpus, cost_maker, live_drafter):
     assert 0 < run.outcome.speculated_share < 1
     assert run.switch_ct > 0
     assert run.loads.num_pending.max() > 5
+
+
+PLAN = PlanSpec(
+    num_steps=4,
+    topk=4,
+    verify_sizes=(1, 2, 4, 8, 16),
+    expected_drafts=(
+        (0.0, 0.5, 0.8, 0.8, 0.8),
+        (0.0, 0.5, 1.0, 1.3, 1.5),
+        (0.0, 0.5, 1.1, 1.6, 2.0),
+        (0.0, 0.5, 1.1, 1.7, 2.3),
+    ),
+)
+
+
+def dearer_with_context(costs):
+    grid = costs.target
+    tokens = grid.num_tokens[:, None] * grid.context_len
+    return replace(costs, target=replace(grid, us=grid.us + 20.0 * tokens))
+
+
+def test_plans_replay_exactly(corpus, cost_maker, live_drafter):
+    run = compare_with_engine(corpus, dearer_with_context(cost_maker()), PLAN, live_drafter)
+    loads = run.loads
+    pairs = set(zip((loads.widths > 0).sum(axis=1), loads.num_draft_tokens, strict=True))
+    assert len(pairs) > 2
+    assert 0 < run.outcome.speculated_share < 1
+
+
+@pytest.mark.parametrize(("batch_size", "name"), [(1, "eagle2-4-4-16"), (4, "eagle2-2-4-4")])
+def test_a_plan_is_simulated_as_the_policy_of_its_shape(corpus, cost_maker, batch_size, name):
+    costs = cost_maker(target=(1000.0, 30.0), batch_sizes=(batch_size,))
+    session = ReplaySession(corpus.trace, costs)
+    load = SimulationConfig(max_running=batch_size)
+    shapes = {
+        policy_of_round(
+            PLAN.build(costs),
+            BatchContext(
+                batch_size=batch_size, context_len=np.array([context]), num_pending=np.ones(1)
+            ),
+        ).name
+        for context in corpus.trace.context_len.tolist()
+    }
+    assert shapes == {name}
+    found, wanted = (session.simulate(spec, load) for spec in (PLAN, named_policy(name)))
+    np.testing.assert_array_equal(found.loads.num_draft_tokens, wanted.loads.num_draft_tokens)
+    np.testing.assert_array_equal(found.counts.emitted, wanted.counts.emitted)
 
 
 @pytest.mark.parametrize("price", [1e-5, 2e-3, 2e-2])

@@ -1,6 +1,7 @@
 """Draft steps over static buffers: children, true parents, and padding rows that disturb nobody."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,3 +166,32 @@ def test_children_are_log_probabilities_of_target_ids_in_falling_order(make):
     best = logits.log_softmax(-1).topk(BRANCHES)
     assert log_probs[0].ravel().tolist() == pytest.approx(best.values.flatten().tolist(), rel=1e-5)
     assert ids[0].ravel().tolist() == (3 * best.indices).flatten().tolist()
+
+
+def test_draft_steps_leave_the_batchs_draft_input_alone(monkeypatch):
+    """A round that verifies no draft hands it on, to be joined with those of other requests."""
+    torch = pytest.importorskip("torch")
+    from sgl_eagle.plugin import compat
+
+    def prepare_for_draft(draft_input, pool, batch, *rest):
+        del pool, rest
+        draft_input.num_tokens_per_req = BRANCHES
+        return SimpleNamespace(spec_info=batch.spec_info), True
+
+    names = ["sglang", "sglang.srt", "sglang.srt.speculative"]
+    modules = {name: ModuleType(name) for name in [*names, f"{names[-1]}.eagle_worker_common"]}
+    modules[f"{names[-1]}.eagle_worker_common"].prepare_for_draft = prepare_for_draft
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    hidden = torch.ones(2, HIDDEN)
+    draft_input = SimpleNamespace(hidden_states=hidden, num_tokens_per_req=1)
+    batch = SimpleNamespace(spec_info=draft_input)
+    worker = SimpleNamespace(
+        req_to_token_pool=None, draft_runner=None, topk=BRANCHES, speculative_num_steps=NUM_STEPS
+    )
+    forward_batch = compat.prepare_draft_batch(worker, batch)
+    # As a draft step does.
+    forward_batch.spec_info.hidden_states = hidden.repeat_interleave(BRANCHES, 0)
+    assert batch.spec_info is draft_input
+    assert draft_input.hidden_states is hidden
+    assert (draft_input.num_tokens_per_req, forward_batch.spec_info.num_tokens_per_req) == (1, 3)

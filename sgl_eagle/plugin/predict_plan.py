@@ -1,0 +1,174 @@
+"""Predicts what a server without a policy file chooses, from a cost table and a serving report.
+
+python -m sgl_eagle.plugin.predict_plan --cost COST --serving REPORT [--extends-in-graphs]
+
+The cost table says how much faster than plain decoding a round is; what plain decoding reaches is
+taken from the report, since a table's times are those of rounds that nothing overlaps with. The
+report's accept lengths are those that the server would learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from sgl_eagle.cli.frame.output import render_table
+from sgl_eagle.plugin.builtin_policy import builtin_plan, load_prior
+from sgl_eagle_harness.cost_file import load_cost_file
+from sgl_eagle_harness.cost_table import CostTable
+from sgl_eagle_harness.policies.plan import PlanPolicy, asking_gain
+from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.types import TreeLimits
+
+LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
+"""Those of a server whose three flags are left out."""
+PLAIN_ENGINE, DRAFTING_ENGINE = "sgl-plain", "sgl-eagle2"
+DRAFTING_SHAPE = RoundShape(5, 8)
+"""What the report's EAGLE-2 engine drafts and verifies."""
+TYPICAL_CONTEXT = 230
+"""Prompts of 106 tokens on average, and half of 256 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the server would do with so many requests.
+
+    Attributes:
+        concurrency: Requests.
+        first: Shape of the first round.
+        learnt: Shape once the report's accept length is known.
+        accept_length: Tokens that such a round is expected to emit for a request.
+        tok_per_s: Predicted tokens per second.
+        plain_tok_per_s: Measured tokens per second of plain rounds.
+    """
+
+    concurrency: int
+    first: RoundShape
+    learnt: RoundShape
+    accept_length: float
+    tok_per_s: float
+    plain_tok_per_s: float
+
+
+def predict(costs: CostTable, timing: list[dict[str, Any]]) -> Iterator[Prediction]:
+    """Predict every concurrency of a report.
+
+    Args:
+        costs: Measured on the same setup.
+        timing: Rows of the report.
+
+    Yields:
+        Predictions, concurrency ascending.
+    """
+    plan = builtin_plan(LIMITS, costs, load_prior())
+    for concurrency in sorted({row["concurrency"] for row in timing}):
+        plain = _mean(timing, PLAIN_ENGINE, concurrency, "full_tok_per_s")
+        drafts = _mean(timing, DRAFTING_ENGINE, concurrency, "tokens_per_verify") - 1
+        learnt = _with_drafts(plan, drafts)
+        speed = learnt.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
+        best = int(speed.argmax())
+        shape = learnt.shapes[best]
+        start = plan.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
+        accept_length = float(
+            speed[best] * learnt.shape_us(concurrency, TYPICAL_CONTEXT)[best] / concurrency
+        )
+        yield Prediction(
+            concurrency=concurrency,
+            first=plan.shapes[int(start.argmax())],
+            learnt=shape,
+            accept_length=accept_length,
+            tok_per_s=plain * float(speed[best] / speed[0]),
+            plain_tok_per_s=plain,
+        )
+
+
+def extends_in_graphs(costs: CostTable) -> CostTable:
+    """A table whose draft-extends of every size take as long as those of the largest.
+
+    Args:
+        costs: Measured where only the largest ran in graphs.
+
+    Returns:
+        An upper bound of what the others take in graphs.
+    """
+    us = costs.draft_extend.us.copy()
+    us[:, 1:] = us[:, -1:]
+    return replace(costs, draft_extend=replace(costs.draft_extend, us=us))
+
+
+def _with_drafts(plan: PlanPolicy, drafts: float) -> PlanPolicy:
+    # The whole average tree is off as the shape that was run.
+    prior = np.array(plan.expected_drafts)
+    column = plan.verify_sizes.index(DRAFTING_SHAPE.num_draft_tokens)
+    scaled = prior * (drafts / prior[DRAFTING_SHAPE.num_steps - 1, column])
+    most = np.minimum(np.arange(1, plan.num_steps + 1)[:, None], np.array(plan.verify_sizes) - 1)
+    expected = tuple(map(tuple, np.minimum(scaled, most).tolist()))
+    return replace(plan, expected_drafts=expected)
+
+
+def _mean(timing: list[dict[str, Any]], engine: str, concurrency: int, name: str) -> float:
+    return mean(
+        row[name]
+        for row in timing
+        if (row["engine"], row["concurrency"]) == (engine, concurrency) and row[name] is not None
+    )
+
+
+def _name(shape: RoundShape) -> str:
+    if not shape.num_steps:
+        return "plain"
+    return f"{shape.num_steps}/{LIMITS.topk}/{shape.num_draft_tokens}"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the predictions.
+
+    Args:
+        arguments: Of the command line.
+
+    Returns:
+        0.
+    """
+    parser = argparse.ArgumentParser(prog="python -m sgl_eagle.plugin.predict_plan")
+    parser.add_argument("--cost", type=Path, required=True, help="cost table of a server")
+    parser.add_argument("--serving", type=Path, required=True, help="JSON of a serving report")
+    parser.add_argument(
+        "--extends-in-graphs",
+        action="store_true",
+        help="let draft-extend of every size take as long as that of the largest",
+    )
+    args = parser.parse_args(arguments)
+    costs = load_cost_file(args.cost).to_table()
+    if args.extends_in_graphs:
+        costs = extends_in_graphs(costs)
+    timing = json.loads(args.serving.read_text())["timing"]
+    rows = [
+        [
+            str(each.concurrency),
+            _name(each.first),
+            _name(each.learnt),
+            f"{each.accept_length:.2f}",
+            f"{each.tok_per_s:.0f}",
+            f"{each.tok_per_s / each.plain_tok_per_s:.2f}",
+        ]
+        for each in predict(costs, timing)
+    ]
+    headers = ["concurrency", "first round", "once learnt", "accept length", "tok/s", "of plain"]
+    sys.stdout.write(render_table(headers, rows) + "\n")
+    gain = asking_gain(
+        builtin_plan(LIMITS, costs, load_prior()), batch_size=1, context_len=TYPICAL_CONTEXT
+    )
+    sys.stdout.write(f"asking after every level, one request: {gain:+.1%} of the plan's tok/s\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
