@@ -115,11 +115,12 @@ def _with_drafts(plan: PlanPolicy, drafts: float) -> PlanPolicy:
 
 
 def _mean(timing: list[dict[str, Any]], engine: str, concurrency: int, name: str) -> float:
-    return mean(
-        row[name]
+    found = [
+        float(row[name])
         for row in timing
         if (row["engine"], row["concurrency"]) == (engine, concurrency) and row[name] is not None
-    )
+    ]
+    return mean(found)
 
 
 def _name(shape: RoundShape) -> str:

@@ -14,8 +14,9 @@ FOLLOWED = {"chain", "irregular", "eagle2"} | WIDER_SERVER
 """Whose trees depend on nothing but the draft, so that both engines must take the same steps."""
 FOLLOWED_ALONE = {"plan", "price", "price_late", "price_pruned"}
 """Whose decisions depend on the batch too. The pruned one drafts always and often finds no draft
-worth verifying, so that rounds which have drafted end as plain ones. The late one changes from plain decoding to speculation,
-so that the draft must have caught up with all that was decoded plainly."""
+worth verifying, so that rounds which have drafted end as plain ones. The late one changes from
+plain decoding to speculation, so that the draft must have caught up with all that was decoded
+plainly."""
 
 
 @pytest.mark.parametrize(

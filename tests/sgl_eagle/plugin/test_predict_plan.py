@@ -1,0 +1,35 @@
+"""What a server without a policy file is predicted to choose on an H200, as the docs quote it."""
+
+from pathlib import Path
+
+import pytest
+
+from sgl_eagle.plugin.predict_plan import main
+
+ROOT = Path(__file__).parents[3]
+COST = ROOT / "reports/cost/2026-11-30-h200-inflated-sglang.json"
+SERVING = ROOT / "reports/serving/2026-11-30-h200-inflated.json"
+
+
+def predicted(capsys, *flags):
+    assert main(["--cost", str(COST), "--serving", str(SERVING), *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [line.split() for line in lines[2:-1]], lines[-1]
+
+
+@pytest.mark.parametrize("flags", [(), ("--extends-in-graphs",)], ids=["as-measured", "in-graphs"])
+def test_few_requests_are_drafted_for_and_many_are_not(capsys, flags):
+    rows, _ = predicted(capsys, *flags)
+    assert [row[0] for row in rows] == ["1", "4", "16", "64", "128"]
+    for concurrency, first, learnt, accept_length, _, of_plain in rows:
+        drafts = int(concurrency) < 64
+        assert (first != "plain", learnt != "plain") == (drafts, drafts)
+        assert (float(accept_length) > 1) == (float(of_plain) > 1) == drafts
+
+
+def test_the_docs_quote_the_prediction(capsys):
+    rows, last = predicted(capsys, "--extends-in-graphs")
+    text = (ROOT / "docs/sglang.md").read_text()
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in text
+    assert last.split(": ")[1].split(" of")[0] in text
