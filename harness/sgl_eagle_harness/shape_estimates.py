@@ -137,24 +137,25 @@ class ShapeTimes:
         self._shapes = DecayedRatio(shape, prior=PRIOR_US, half_life=HALF_LIFE_US)
 
     def observe(
-        self, batch_size: int, shape: int, *, elapsed_us: float, expected_us: float
+        self, batch_size: int, shape: int, *, elapsed_us: FloatArray, expected_us: float
     ) -> None:
-        """Learn from one round.
+        """Learn from some rounds of one shape.
 
         Args:
             batch_size: Requests decoded together.
-            shape: Index of its shape.
-            elapsed_us: Time that it took.
-            expected_us: Time that the cost table says.
+            shape: Index of the shape.
+            elapsed_us: [M] float64, time that each took.
+            expected_us: Time that the cost table says of each.
         """
         lowest, highest = expected_us / STRANGEST_RATIO, expected_us * STRANGEST_RATIO
-        elapsed_us = min(max(elapsed_us, lowest), highest)
-        self._ranges.decay(elapsed_us)
-        self._shapes.decay(elapsed_us)
+        measured_us = float(np.clip(elapsed_us, lowest, highest).sum())
+        self._ranges.decay(measured_us)
+        self._shapes.decay(measured_us)
         place = self._range_of(batch_size)
-        self._ranges.add(np.array([place]), elapsed_us, expected_us)
+        predicted_us = len(elapsed_us) * expected_us
+        self._ranges.add(np.array([place]), measured_us, predicted_us)
         cell = place * self._shapes.expected.shape[1] + shape
-        self._shapes.add(np.array([cell]), elapsed_us, expected_us)
+        self._shapes.add(np.array([cell]), measured_us, predicted_us)
 
     def ratios(self, batch_size: int) -> FloatArray:
         """Factors on the cost table's times.
@@ -186,7 +187,9 @@ class ShapeTimes:
 def _pad(
     trees: Sequence[tuple[IntArray, Float32Array]], calibration: Calibration
 ) -> tuple[IntArray, FloatArray]:
-    # [T, N] depths and probabilities, most confident first; depth 0 is padding, at the end.
+    # [T, N] depths and probabilities, most confident first; depth 0 is padding, at the end. Nobody
+    # knows parents here: where the curve of a depth lies above that of the depth before, a node may
+    # come out a little more probable than its parent.
     largest = max(len(depths) for depths, _ in trees)
     depths = np.zeros((len(trees), largest), np.int64)
     logs = np.full((len(trees), largest), -np.inf, np.float32)

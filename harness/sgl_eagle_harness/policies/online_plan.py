@@ -228,8 +228,7 @@ class OnlinePlanPolicy:
 
     def _refresh(self) -> None:
         self._learn_yields()
-        for rows in self._steps:
-            self._learn_time(rows)
+        self._learn_times()
         self._nodes, self._steps = [], []
         drafts = tuple(map(tuple, self._yield.expected_drafts().tolist()))
         self._plan = replace(self._plan, expected_drafts=drafts)
@@ -246,30 +245,33 @@ class OnlinePlanPolicy:
                 *(np.concatenate(parts) for parts in zip(*nodes, strict=True))
             )
         self._yield.age(len(self._steps))
-        for rows in self._steps:
-            drafted = rows.speculated & (rows.depths > 0)
-            if drafted.any():
-                columns = np.searchsorted(self.verify_sizes, rows.num_draft_tokens[drafted])
-                columns = np.minimum(columns, len(self.verify_sizes) - 1)
-                self._yield.observe_rows(
-                    rows.depths[drafted], columns, rows.num_correct_drafts[drafted]
-                )
+        depths, sizes, correct = (
+            np.concatenate([getattr(rows, name) for rows in self._steps])
+            for name in ("depths", "num_draft_tokens", "num_correct_drafts")
+        )
+        drafted = depths > 0
+        columns = np.searchsorted(self.verify_sizes, sizes[drafted])
+        columns = np.minimum(columns, len(self.verify_sizes) - 1)
+        self._yield.observe_rows(depths[drafted], columns, correct[drafted])
         trees = [(depths, logs) for depths, logs, _ in nodes]
         self._yield.observe_trees(trees, self._calibration.calibration())
 
-    def _learn_time(self, rows: VerifiedRows) -> None:
-        if rows.elapsed_us is None or self._latest is None or not len(rows.depths):
-            return
-        depth, size = int(rows.depths.max()), int(rows.num_draft_tokens.max())
-        column = int(np.searchsorted(self.verify_sizes, size))
-        shape = RoundShape(depth, self.verify_sizes[min(column, len(self.verify_sizes) - 1)])
-        index = self._index.get(shape)
-        if index is None:
-            return
-        expected_us = float(self._plan.shape_us(rows.batch_size, self._latest[1])[index])
-        self._times.observe(
-            rows.batch_size, index, elapsed_us=rows.elapsed_us, expected_us=expected_us
-        )
+    def _learn_times(self) -> None:
+        rounds: dict[tuple[int, int, int], list[float]] = {}
+        for rows in self._steps:
+            if rows.elapsed_us is not None and len(rows.depths):
+                key = rows.batch_size, int(rows.depths.max()), int(rows.num_draft_tokens.max())
+                rounds.setdefault(key, []).append(rows.elapsed_us)
+        for (batch_size, depth, num_nodes), elapsed_us in rounds.items():
+            # A tree may have fewer nodes than were asked for.
+            size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
+            index = self._index.get(RoundShape(depth, size))
+            if index is None or self._latest is None:
+                continue
+            expected_us = float(self._plan.shape_us(batch_size, self._latest[1])[index])
+            self._times.observe(
+                batch_size, index, elapsed_us=np.array(elapsed_us), expected_us=expected_us
+            )
 
     def _find_trial(self, key: _Key) -> _Trial | None:
         # The least known of the shapes that are nearly as good as the one that runs.

@@ -20,6 +20,7 @@ from sgl_eagle_harness.continuation import ContinuationModel
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.errors import PolicyConfigError, TreeLimitsError
 from sgl_eagle_harness.policies.plain import PlainSpec
+from sgl_eagle_harness.policies.plan import PlanSpec
 from sgl_eagle_harness.policies.policy_file import PolicyFile, PolicyProvenance, save_policy_file
 from sgl_eagle_harness.policies.price import PriceSpec
 from sgl_eagle_harness.policies.recording import RecordingPolicy
@@ -222,7 +223,7 @@ def test_a_page_size_that_a_backend_chose_is_refused():
         require_page_size_one(64)
 
 
-def make_price(engine="sglang", batches=(1, 8), contexts=(0, 512)):
+def make_costly(kind, engine="sglang", batches=(1, 8), contexts=(0, 512)):
     import numpy as np
 
     def grid(kind, num_tokens):
@@ -254,6 +255,10 @@ def make_price(engine="sglang", batches=(1, 8), contexts=(0, 512)):
         decide_us=1.0,
         verify_select_us=1.0,
     )
+    if kind == "plan":
+        drafts = ((0.0, 0.5), (0.0, 0.8))
+        spec = PlanSpec(num_steps=2, topk=2, verify_sizes=(1, 4), expected_drafts=drafts)
+        return spec.build(table)
     return PriceSpec(
         num_steps=2,
         topk=2,
@@ -275,7 +280,8 @@ def make_price(engine="sglang", batches=(1, 8), contexts=(0, 512)):
         ({"contexts": (128, 512)}, "--context-length must be in .128, 512., .*got 1 to 512"),
     ],
 )
-def test_a_price_policy_that_would_have_to_guess_is_refused(changes, message):
-    require_measured(make_price(), max_running_requests=8, context_length=512)
+@pytest.mark.parametrize("kind", ["price", "plan"])
+def test_a_policy_that_would_have_to_guess_costs_is_refused(kind, changes, message):
+    require_measured(make_costly(kind), max_running_requests=8, context_length=512)
     with pytest.raises(PolicyConfigError, match=message):
-        require_measured(make_price(**changes), max_running_requests=8, context_length=512)
+        require_measured(make_costly(kind, **changes), max_running_requests=8, context_length=512)
