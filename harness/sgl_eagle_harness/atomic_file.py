@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sgl_eagle_harness.errors import OutputError
+from sgl_eagle_harness.output_folder import make_folder
 
 
 @contextmanager
@@ -18,7 +19,8 @@ def replace_when_done(path: Path) -> Iterator[Path]:
     raises, an interrupt included, the temporary file is removed and an older `path` stays.
 
     Args:
-        path: Final name; missing parent folders are made.
+        path: Final name; missing parent folders are made. A link stays one, and the file that it
+            names is replaced.
 
     Yields:
         Name to write to.
@@ -26,14 +28,15 @@ def replace_when_done(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: If the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    final = Path(os.path.realpath(path))  # unlike Path.resolve, no error for links in a circle
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with make_folder(final.parent):
+            try:
+                yield temporary
+                temporary.replace(final)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OutputError:
         raise
     except OSError as error:

@@ -2,6 +2,6 @@
 
 import sys
 
-from sgl_eagle.cli.frame.main import main
+from sgl_eagle.cli import main
 
 sys.exit(main())

@@ -101,8 +101,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If the folder holds an earlier demo.
     """
-    started = time.perf_counter()
     require_writable_folder(args.out, "--out")
+    from sgl_eagle_harness.output_folder import sole_writer
+
+    with sole_writer(args.out):
+        _run_alone(args)
+    return 0
+
+
+def _run_alone(args: argparse.Namespace) -> None:
+    started = time.perf_counter()
     if args.out.exists() and any(args.out.iterdir()):
         if not args.overwrite:
             raise UsageError(f"--out {args.out} is not empty: choose another or add --overwrite")
@@ -141,7 +149,6 @@ def run(args: argparse.Namespace) -> int:
     write_text(page, render_report(report))
     seconds = time.perf_counter() - started
     write_result(report, text=_as_text(report, page, seconds), output_format=args.format)
-    return 0
 
 
 def _remove_earlier_demo(out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import positive_int, seed_number
+from sgl_eagle.cli.frame.arguments import num_steps, positive_int, seed_number
 from sgl_eagle.cli.head_judge import evaluate
 from sgl_eagle.cli.head_make import factorize, train
 from sgl_eagle.cli.pair_arguments import add_pair_arguments
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--prompts", type=Path, nargs="+", metavar="FILE", help="prompt files")
     text.add_argument("--limit", type=positive_int, default=4, help="prompts of each workload")
     text.add_argument("--max-new-tokens", type=positive_int, default=128, metavar="N")
-    text.add_argument("--num-steps", type=positive_int, default=5, metavar="N", help="draft steps")
+    text.add_argument("--num-steps", type=num_steps, default=5, metavar="N", help="draft steps")
     text.add_argument(
         "--text",
         type=Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 import typing
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ if typing.TYPE_CHECKING:
     from sgl_eagle_tuner.outcome import Outcome
     from sgl_eagle_tuner.session import ReplaySession
     from sgl_eagle_tuner.validation import Interval
+
+logger = logging.getLogger(__name__)
 
 HELP = "replay policies on dense traces: accepted tokens exactly, time from the cost table"
 
@@ -106,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
                     positions_per_s=_positions_per_s(session, spec) if args.benchmark else None,
                 )
             )
+    _warn_of_uncovered(rows)
     write_result(
         [row.fields() for row in rows],
         text=_describe(rows, benchmark=args.benchmark),
@@ -150,6 +154,18 @@ class ReplayRow:
         outcome = named.pop("outcome")
         outcome.pop("totals")
         return {**named, **outcome}
+
+
+def _warn_of_uncovered(rows: list[ReplayRow]) -> None:
+    for row in rows:
+        if row.outcome.uncovered_share > 0:
+            logger.warning(
+                "%s: in %.1f %% of the steps of %s it would draft more than was recorded, so that "
+                "its accept length and speed are too low; record with more --num-steps or --beams",
+                row.policy,
+                100 * row.outcome.uncovered_share,
+                row.workload,
+            )
 
 
 def _describe(rows: list[ReplayRow], *, benchmark: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle.reference.train import train_draft
     from sgl_eagle.reference.train_data import has_text, load_text
     from sgl_eagle.reference.train_ranks import current_rank, join_ranks, leave_ranks
+    from sgl_eagle_harness.output_folder import sole_writer
 
     filled = has_text(text_folder)
     if args.text is not None and not filled and not args.text_only:
@@ -136,25 +138,26 @@ def run(args: argparse.Namespace) -> int:
             f"to generate text into it"
         )
     device = join_ranks() or _device(args.device)
-    target = load_target(args.target, dtype=torch.bfloat16, device=device)
-    if args.text_only or not filled:
-        num_tokens = write_text(
-            target.model, target.tokenizer, text_config, text_folder, quiet=args.quiet
-        )
-        if args.text_only:
-            result = {"text": str(text_folder), "num_tokens": num_tokens}
-            message = f"wrote {num_tokens} tokens to {text_folder}"
-            write_result(result, text=message, output_format=args.format)
-            return 0
-    curve = train_draft(
-        target.model,
-        load_text(text_folder),
-        training,
-        args.out,
-        resume=args.resume,
-        quiet=args.quiet,
-    )
     first_process = current_rank() == 0
+    with sole_writer(args.out) if first_process else nullcontext():
+        target = load_target(args.target, dtype=torch.bfloat16, device=device)
+        if args.text_only or not filled:
+            num_tokens = write_text(
+                target.model, target.tokenizer, text_config, text_folder, quiet=args.quiet
+            )
+            if args.text_only:
+                result = {"text": str(text_folder), "num_tokens": num_tokens}
+                message = f"wrote {num_tokens} tokens to {text_folder}"
+                write_result(result, text=message, output_format=args.format)
+                return 0
+        curve = train_draft(
+            target.model,
+            load_text(text_folder),
+            training,
+            args.out,
+            resume=args.resume,
+            quiet=args.quiet,
+        )
     leave_ranks()
     if first_process:
         _report(args, curve)

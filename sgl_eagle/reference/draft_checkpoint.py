@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sgl_eagle.reference.draft_config import DraftConfig, dump_draft_config, load_draft_config
 from sgl_eagle.reference.draft_models import Draft, build_draft
 from sgl_eagle.reference.finite_weights import require_finite
-from sgl_eagle_harness.errors import CheckpointError, OutputError
+from sgl_eagle.reference.tensor_file import save_tensors
+from sgl_eagle_harness.atomic_file import replace_when_done
+from sgl_eagle_harness.errors import CheckpointError
 
 WEIGHTS_FILE = "model.safetensors"
 # `t2d` is the inverse of `d2t`; old exports also carry the rotary frequencies.
@@ -102,16 +103,10 @@ def save_draft(draft: Draft, path: Path, *, dtype: torch.dtype = torch.bfloat16)
         published_name(name, draft.config): tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in export_tensors(draft).items()
     }
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        partial = path / f"{WEIGHTS_FILE}.partial"
-        save_file(tensors, partial, metadata={"format": "pt"})
-        config = path / "config.json.partial"
-        config.write_text(json.dumps(dump_draft_config(draft.config), indent=2) + "\n", "utf-8")
-        os.replace(partial, path / WEIGHTS_FILE)  # noqa: PTH105
-        os.replace(config, path / "config.json")  # noqa: PTH105
-    except (OSError, SafetensorError) as error:
-        raise OutputError(f"{path}: cannot be written: {error}") from error
+    settings = json.dumps(dump_draft_config(draft.config), indent=2) + "\n"
+    with replace_when_done(path / "config.json") as config:  # neither file without the other
+        config.write_text(settings, "utf-8")
+        save_tensors(path / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
 
 
 def export_tensors(draft: Draft) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ turn sampled by the target, and the target's answer at temperature 0 or 1.
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 from sgl_eagle.reference.lockstep import LENGTH_BUCKET, GraphedSteps, LockstepDecoder
 from sgl_eagle.reference.starters import sample_starter, sample_system_prompt
+from sgl_eagle.reference.tensor_file import save_tensors
 from sgl_eagle.reference.text_config import LOOP_WINDOW, TextConfig
-from sgl_eagle_harness.errors import CheckpointError, OutputError
+from sgl_eagle_harness.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -336,14 +335,9 @@ def write_text(
     bar = tqdm(total=config.num_tokens, unit="tok", unit_scale=True, desc="generate", disable=quiet)
     with bar as progress:
         for index, rows in enumerate(generate_text(model, tokenizer, config)):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                file = folder / f"text-{config.seed}-{index:04d}.safetensors"
-                partial = file.with_suffix(".partial")
-                save_file({name: getattr(rows, name) for name in TextRows.__annotations__}, partial)
-                os.replace(partial, file)  # noqa: PTH105
-            except OSError as error:
-                raise OutputError(f"{folder}: cannot be written: {error}") from error
+            file = folder / f"text-{config.seed}-{index:04d}.safetensors"
+            tensors = {name: getattr(rows, name) for name in TextRows.__annotations__}
+            save_tensors(file, tensors)
             total += rows.num_tokens
             progress.update(rows.num_tokens)
     logger.info("%d tokens of text in %s", total, folder)

@@ -14,12 +14,12 @@ from typing import Annotated, Literal, NamedTuple
 import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sgl_eagle.reference.finite_weights import require_finite
 from sgl_eagle.reference.head_factors import HeadFactors, HeadProjection, row_norms
-from sgl_eagle_harness.atomic_file import replace_when_done, write_text
+from sgl_eagle.reference.tensor_file import save_tensors
+from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.records import Record, describe_validation_error
 from sgl_eagle_kernels.lm_head import (
@@ -136,8 +136,7 @@ def save_factors(path: Path, factors: HeadFactors | HeadProjection, info: Factor
         name: tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in factors._asdict().items()
     }
-    with replace_when_done(path) as temporary:
-        save_file(tensors, temporary, metadata={_METADATA_KEY: info.model_dump_json()})
+    save_tensors(path, tensors, metadata={_METADATA_KEY: info.model_dump_json()})
 
 
 def load_factors(path: Path, lm_head: Tensor) -> tuple[HeadFactors, FactorsInfo]:

@@ -91,11 +91,11 @@ class HeadTrainFolder:
         Raises:
             CheckpointError: If the state is missing, damaged or of another configuration.
         """
-        curve = read_training_state(
+        return read_training_state(
             self.path / STATE_FILE,
             factors._asdict(),
             optimizer,
             config=asdict(config),
             device=factors.up.device,
+            make_point=HeadCurvePoint,
         )
-        return [HeadCurvePoint(**point) for point in curve]

@@ -16,6 +16,7 @@ from sgl_eagle.reference.record import RecordedText, decode_texts, record_text
 from sgl_eagle.reference.record_config import RecordConfig
 from sgl_eagle_harness.dense_trace import PromptTrace
 from sgl_eagle_harness.errors import OutputError
+from sgl_eagle_harness.output_folder import sole_writer
 from sgl_eagle_harness.policies.recording import RecordingPolicy
 from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
 from sgl_eagle_harness.trace_store import SHARD_SUFFIX, write_dense_shard
@@ -69,8 +70,23 @@ def record_prompts(
         BaseException: Any, an interrupt included, after the finished prompts have been written.
         OutputError: If the folder holds shards already, or cannot be written.
     """
-    if out.is_dir() and any(out.glob(f"*{SHARD_SUFFIX}")):
-        raise OutputError(f"{out} holds a recording already: choose another folder or remove it")
+    with sole_writer(out):
+        if any(out.glob(f"*{SHARD_SUFFIX}")):
+            raise OutputError(
+                f"{out} holds a recording already: choose another folder or remove it"
+            )
+        return _record(pair, prompts, out, config, source, on_tokens, commit)
+
+
+def _record(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    out: Path,
+    config: RecordConfig,
+    source: PromptSource,
+    on_tokens: Callable[[int], None],
+    commit: str | None,
+) -> RecordSummary:
     encoded = {
         prompt.id: prompt.tokens
         for prompt in encode_prompts(pair, prompts, max_new_tokens=config.max_new_tokens)

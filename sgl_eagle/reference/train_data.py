@@ -113,7 +113,10 @@ def split_held_out(rows: TextRows, count: int) -> tuple[TextRows, TextRows]:
     greedy = (rows.temperature == 0).nonzero()[:, 0]
     count = min(count, len(greedy) // 10)
     if count == 0:
-        raise PromptError(f"evaluation needs at least 10 rows at temperature 0, got {len(greedy)}")
+        raise PromptError(
+            f"evaluation needs at least 10 answers at temperature 0, and the text has "
+            f"{len(greedy)}: write more with --tokens"
+        )
     chosen = greedy[torch.arange(count) * len(greedy) // count]
     held_out = torch.zeros(len(rows.tokens), dtype=torch.bool)
     held_out[chosen] = True

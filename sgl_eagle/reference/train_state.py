@@ -89,11 +89,11 @@ def load_state(
     Raises:
         CheckpointError: If the state is missing, damaged or of another configuration.
     """
-    curve = read_training_state(
+    return read_training_state(
         folder / STATE_FILE,
         dict(draft.named_parameters()),
         optimizer,
         config=asdict(config),
         device=draft.lm_head.device,
+        make_point=CurvePoint,
     )
-    return [CurvePoint(**point) for point in curve]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from sgl_eagle_harness.atomic_file import replace_when_done, write_text
-from sgl_eagle_harness.errors import CheckpointError, OutputError
+from sgl_eagle.reference.tensor_file import save_tensors
+from sgl_eagle_harness.atomic_file import write_text
+from sgl_eagle_harness.errors import CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+Point = TypeVar("Point")
 
 Record = Mapping[str, Any]
 """A configuration or a point of a curve, as JSON holds it."""
@@ -49,11 +51,7 @@ def write_training_state(
         for moment in _MOMENTS:
             tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment]
     metadata = {"config": json.dumps(config), "curve": json.dumps(curve)}
-    try:
-        with replace_when_done(state_file) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
-    except SafetensorError as error:
-        raise OutputError(f"cannot write {state_file}: {error}") from error
+    save_tensors(state_file, tensors, metadata=metadata)
     write_text(curve_file, json.dumps(curve, indent=1) + "\n")
 
 
@@ -64,7 +62,8 @@ def read_training_state(
     *,
     config: Record,
     device: torch.device,
-) -> list[dict[str, Any]]:
+    make_point: Callable[..., Point],
+) -> list[Point]:
     """Take up a run where its latest evaluation left it.
 
     Args:
@@ -73,9 +72,11 @@ def read_training_state(
         optimizer: It gets the moments.
         config: Must equal the configuration that the run was started with.
         device: Of the parameters.
+        make_point: Called with the fields of one evaluation, lists as tuples; `update` is among
+            them, the optimizer steps done.
 
     Returns:
-        The curve so far; each point has its optimizer steps under `update`, its lists as tuples.
+        The curve so far.
 
     Raises:
         CheckpointError: If the state is missing, damaged or of another configuration.
@@ -88,15 +89,16 @@ def read_training_state(
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{state_file}: cannot be read, truncated?: {error}") from error
-    before, now = json.loads(metadata["config"]), json.loads(json.dumps(config))
+    before, curve, num_updates = _read_metadata(state_file, metadata or {}, make_point)
+    now = json.loads(json.dumps(config))
     changed = sorted(name for name in now if before.get(name) != now[name])
     if changed:
         raise CheckpointError(
             f"{state_file}: was started with another configuration: "
             + ", ".join(f"{name} {before.get(name)} now {now[name]}" for name in changed)
         )
-    curve = [_with_tuples(point) for point in json.loads(metadata["curve"])]
-    updates = torch.tensor(float(curve[-1]["update"]), device=device)
+    _require_tensors(state_file, tensors, parameters)
+    updates = torch.tensor(float(num_updates), device=device)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"weight.{name}"])
@@ -105,6 +107,34 @@ def read_training_state(
                 **{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS},
             }
     return curve
+
+
+def _read_metadata(
+    state_file: Path, metadata: Mapping[str, str], make_point: Callable[..., Point]
+) -> tuple[dict[str, Any], list[Point], int]:
+    # The configuration, the curve, and the optimizer steps done.
+    try:
+        config, points = dict(json.loads(metadata["config"])), json.loads(metadata["curve"])
+        curve = [make_point(**_with_tuples(point)) for point in points]
+        return config, curve, int(points[-1]["update"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{state_file}: holds no configuration and curve of a training: {error!r}"
+        ) from error
+
+
+def _require_tensors(
+    state_file: Path, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> None:
+    for name, parameter in parameters.items():
+        for kind in ("weight", *_MOMENTS):
+            found = tensors.get(f"{kind}.{name}")
+            if found is None or found.shape != parameter.shape or not found.isfinite().all():
+                shape = "missing" if found is None else f"{list(found.shape)}"
+                raise CheckpointError(
+                    f"{state_file}: {kind}.{name} must be {list(parameter.shape)} finite numbers, "
+                    f"got {shape}"
+                )
 
 
 def _with_tuples(point: Record) -> dict[str, Any]:

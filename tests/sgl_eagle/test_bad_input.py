@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ import tiny_models  # noqa: E402
 
 from sgl_eagle.cli import main  # noqa: E402
 from sgl_eagle.reference import recorder  # noqa: E402
+from sgl_eagle_harness.errors import OutputError  # noqa: E402
+from sgl_eagle_harness.output_folder import sole_writer  # noqa: E402
 from sgl_eagle_harness.trace_store import read_dense_trace  # noqa: E402
 
 ONE_PROMPT = {"id": "a", "workload": "qa", "turns": ["w1 w2"]}
@@ -429,6 +432,7 @@ def test_more_requests_than_the_traces_hold_cost_no_memory(work, refused):
     [
         (["factorize", "--smoothing", "nan"], "--smoothing must be finite and above 0, got nan"),
         (["factorize", "--activate", ""], "--activate: '': expected local:TILE:PER_TILE"),
+        (["factorize", "--num-steps", "33"], "--num-steps: must be a whole number in [1, 32], got"),
         (["evaluate", "--topk", "200"], "--topk must be in [1, 32], got 200"),
         (["train", "--text", "none", "--lr", "nan"], "--lr must be in (0, 1), got nan"),
     ],
@@ -445,6 +449,79 @@ def test_head_factors_that_are_impossible(
 def test_recording_never_overwrites_another(work, prompt_file, pair, refused):
     files = ["--prompts", prompt_file, "--out", work / "traces"]
     assert "holds a recording already" in refused("record", *files, *pair)
+
+
+def test_a_folder_that_another_command_fills_is_refused(
+    pair, target_folder, prompt_file, tmp_path, refused
+):
+    models = [part for part in pair if part not in ("--dtype", "float32")]
+    commands = {
+        "record": ["--prompts", prompt_file, *pair],
+        "demo": ["--overwrite", *models],
+        "train": ["--target", target_folder, "--device", "cpu", "--quiet"],
+    }
+    out = tmp_path / "out"
+    with sole_writer(out):
+        for command, options in commands.items():
+            message = refused(command, "--out", out, *options)
+            assert f"{out} is being filled by another command" in message
+
+
+@pytest.fixture
+def tiny_disk(monkeypatch):
+    """No file may grow beyond a kilobyte: what a full disk does, for one process."""
+    # The import system would leave modules behind that are cut off and never compiled again.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("tiny_disk")
+def test_a_full_disk_is_named_and_holds_nothing_half_written(
+    work, pair, prompt_file, tmp_path, refused
+):
+    sizes = ["--max-new-tokens", "8", "--num-steps", "2", "--beams", "1,2"]
+    traces = [work / "traces"]
+    commands = {
+        "record": ["--prompts", prompt_file, *sizes, *pair],
+        "profile": ["--repeats", "1", "--context", "1", "40", *pair],
+        "calibrate": traces,
+        "tune": [*traces, "--cost", work / "cost.json", "--trials", "2", "--quiet"],
+    }
+    for command, options in commands.items():
+        message = refused(command, *options, "--out", tmp_path / "out")
+        assert f"cannot write {tmp_path}" in message
+        assert "File too large" in message
+
+
+@pytest.mark.usefixtures("tiny_disk")
+def test_weights_for_which_there_is_no_room_leave_the_older_ones(
+    target_folder, good_draft, tmp_path, refused
+):
+    draft = shutil.copytree(good_draft, tmp_path / "draft", copy_function=os.link)
+    factors = ["head", "factorize", "--method", "svd", "--rank", "16"]
+    message = refused(*factors, "--target", target_folder, "--draft", draft, "--quiet")
+    assert "factors.safetensors: " in message
+    from sgl_eagle.reference.draft_checkpoint import load_draft_config, save_draft
+    from sgl_eagle.reference.draft_models import build_draft
+
+    before = {path.name: path.stat().st_mtime_ns for path in draft.iterdir()}
+    model = tiny_models.make_target()
+    borrowed = {"embed_tokens": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
+    with pytest.raises(OutputError, match=r"cannot write .*model\.safetensors: "):
+        save_draft(build_draft(load_draft_config(draft), **borrowed), draft)
+    assert {path.name: path.stat().st_mtime_ns for path in draft.iterdir()} == before
+
+
+def test_replay_of_more_than_was_recorded_says_so(work, capsys):
+    files = [str(work / "traces"), "--cost", str(work / "cost.json")]
+    assert main(["replay", *files, "--policy", "chain-3", "--policy", "chain-9"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
+    assert len(warnings) == 2  # one for each workload
+    assert all("chain-9: in " in line for line in warnings)
+    assert all("record with more --num-steps or --beams" in line for line in warnings)
 
 
 @pytest.fixture(scope="module")

@@ -102,6 +102,21 @@ def test_interrupt_is_one_line_and_130(probe, capsys):
     assert capsys.readouterr().err == "sgl-eagle probe: interrupted\n"
 
 
+def test_an_interrupt_before_anything_is_loaded_is_one_line():
+    code = (
+        "import sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'sgl_eagle.cli.frame.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+        "from sgl_eagle.cli import main\n"
+        "sys.exit(main(['tune', '--help']))\n"
+    )
+    done = run_process("-c", code)
+    assert (done.returncode, done.stderr) == (130, "sgl-eagle: interrupted\n")
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_termination_ends_like_an_interrupt(probe, capsys, monkeypatch, name):
     number = getattr(signal, name)
@@ -401,6 +416,13 @@ def test_outputs_that_are_inputs_are_refused(tmp_path):
             require_not_read(out, "--out", "TRACES", [traces])
     with pytest.raises(OutputError, match="would replace what --out names"):
         require_not_read(tmp_path / "a", "--result", "--out", [tmp_path / "a"])
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+def test_a_link_into_a_folder_that_refuses_files_is_refused(tmp_path):
+    (tmp_path / "link.json").symlink_to("/proc/x.json")
+    with pytest.raises(OutputError, match=r"--out .*link\.json cannot be written: /proc: "):
+        require_writable(tmp_path / "link.json", "--out")
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")

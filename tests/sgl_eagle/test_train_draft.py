@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_models  # noqa: E402
+from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from sgl_eagle.reference.draft_checkpoint import load_draft  # noqa: E402
@@ -16,6 +17,7 @@ from sgl_eagle.reference.train_data import (  # noqa: E402
     load_batch,
     load_text,
     plan_batches,
+    select_rows,
     split_held_out,
 )
 from sgl_eagle_harness.errors import CheckpointError, PromptError, SglEagleError  # noqa: E402
@@ -110,6 +112,35 @@ def test_a_state_that_cannot_be_resumed_is_refused(model, rows, tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(CheckpointError, match="truncated"):
         train_draft(model, rows, small(), tmp_path, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, _: tensors.pop("weight.fc.weight"), r"weight\.fc\.weight must be .* miss"),
+        (lambda tensors, _: tensors["exp_avg.norm.weight"].fill_(torch.nan), "finite numbers, got"),
+        (lambda tensors, _: tensors.update({"weight.norm.weight": torch.ones(3)}), r"got \[3\]"),
+        (lambda _, notes: notes.clear(), "holds no configuration and curve of a training: KeyErr"),
+        (lambda _, notes: notes.update(curve="[]"), "of a training: IndexError"),
+        (lambda _, notes: notes.update(curve='[{"update": 1}]'), "of a training: TypeError"),
+        (lambda _, notes: notes.update(config="{"), "of a training: JSONDecodeError"),
+    ],
+    ids=["tensor", "nan", "shape", "bare", "empty", "curve", "config"],
+)
+def test_a_damaged_state_is_refused(model, rows, tmp_path, change, message):
+    train_draft(model, rows, small(num_updates=1), tmp_path, quiet=True)
+    file = tmp_path / "state.safetensors"
+    with safe_open(file, "pt") as stored:
+        tensors, notes = load_file(file), stored.metadata()
+    change(tensors, notes)
+    save_file(tensors, file, metadata=notes)
+    with pytest.raises(CheckpointError, match=message):
+        train_draft(model, rows, small(num_updates=1), tmp_path, resume=True, quiet=True)
+
+
+def test_too_little_text_to_evaluate_names_the_flag(rows):
+    with pytest.raises(PromptError, match="the text has 9: write more with --tokens"):
+        split_held_out(select_rows(rows, torch.arange(9)), 8)
 
 
 def test_batches_hold_every_row_once_and_only_answers_count(rows):

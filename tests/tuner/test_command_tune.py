@@ -1,10 +1,13 @@
 import json
+import logging
 
+import optuna
 import pytest
 
 from sgl_eagle.cli import main
 from sgl_eagle_harness.cost_file import CostFile, save_cost_file
 from sgl_eagle_harness.policies.policy_file import load_policy_file
+from sgl_eagle_tuner.search_space import SearchSpace
 from sgl_eagle_tuner.tune_result import load_tune_result
 
 
@@ -95,6 +98,36 @@ def test_storage_resumes_the_same_study_and_starts_anew_on_other_inputs(
     assert "resuming study chat-" in capsys.readouterr().err
     assert main(["tune", *options, "--trials", "8", "--seed", "1"]) == 0
     assert "have changed: starting study chat-" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_is_one_line(shards, cost_path, tmp_path, capsys, monkeypatch):
+    trials = []
+
+    def interrupted(space, trial):
+        trials.append(trial)
+        if len(trials) == 3:
+            raise KeyboardInterrupt
+        return suggest(space, trial)
+
+    suggest = SearchSpace.suggest
+    monkeypatch.setattr(SearchSpace, "suggest", interrupted)
+    logged = []
+    handler = logging.Handler()
+    handler.emit = logged.append
+    logging.getLogger("optuna").addHandler(handler)
+    out, storage = tmp_path / "policy.json", f"sqlite:///{tmp_path / 'study.db'}"
+    files = ["--cost", cost_path, "--out", str(out), "--storage", storage]
+    try:
+        assert main(["tune", *shards, *files, "--trials", "9", "--quiet"]) == 130
+    finally:
+        logging.getLogger("optuna").removeHandler(handler)
+    assert capsys.readouterr().err == "sgl-eagle tune: interrupted\n"
+    assert [record for record in logged if record.levelno >= logging.WARNING] == []
+    assert not out.exists()
+    (name,) = optuna.get_all_study_names(storage)
+    states = [trial.state for trial in optuna.load_study(study_name=name, storage=storage).trials]
+    assert states[trials[-1].number] == optuna.trial.TrialState.FAIL
+    assert optuna.trial.TrialState.RUNNING not in states
 
 
 @pytest.mark.parametrize(

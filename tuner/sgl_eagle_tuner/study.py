@@ -90,11 +90,9 @@ def run_study(
     num_waiting = states.count(TrialState.WAITING)
     for _ in range(num_finished):
         on_trial()
-    study.optimize(
-        objective,
-        n_trials=max(config.num_trials - num_finished, num_waiting),
-        callbacks=[lambda _study, _trial: on_trial()],
-    )
+    for _ in range(max(config.num_trials - num_finished, num_waiting)):
+        _run_trial(study, objective)
+        on_trial()
     at_fixed_point = builder.build(widest, fixed_price)
     fixed_candidate = Candidate(
         role="variant",
@@ -113,6 +111,20 @@ def run_study(
             workload, study, session, config, seconds=time.perf_counter() - started
         ),
     )
+
+
+def _run_trial(study: optuna.Study, objective: Callable[[optuna.Trial], float]) -> None:
+    # Not `Study.optimize`, which logs the traceback of whatever ends it, Ctrl-C included.
+    trial = study.ask()
+    try:
+        value = objective(trial)
+    except optuna.TrialPruned:
+        study.tell(trial, state=TrialState.PRUNED)
+    except KeyboardInterrupt:
+        study.tell(trial, state=TrialState.FAIL)
+        raise
+    else:
+        study.tell(trial, value)
 
 
 def _begin_with_baselines(

@@ -129,6 +129,23 @@ def non_negative_int(text: str) -> int:
     return _int_from(text, 0)
 
 
+def num_steps(text: str) -> int:
+    """Argument type: draft steps, as many as a tree may have levels.
+
+    Args:
+        text: As typed.
+
+    Returns:
+        The number.
+
+    Raises:
+        ArgumentTypeError: If it is not an integer in [1, 32]; argparse adds the option's name.
+    """
+    from sgl_eagle_harness.types import MAX_STEPS
+
+    return _int_from(text, 1, MAX_STEPS)
+
+
 def seed_number(text: str) -> int:
     """Argument type: a seed that every random generator in use takes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ def require_writable(path: Path, flag: str) -> None:
         OutputError: If the path is a folder, a device or a pipe, or its nearest existing parent
             is not a writable folder.
     """
-    _require_writable_folder(path.parent, path, flag)
+    _require_writable_folder(Path(os.path.realpath(path)).parent, path, flag)
     if path.is_dir():
         raise OutputError(f"{flag} must name a file, but {path} is a folder")
     # A file is moved to its name when it is whole: that would put it in place of /dev/null.
