@@ -48,8 +48,10 @@ from two_samples import homogeneity
 
 NEAR_TIE = 0.251
 """Two units in the last place of a bfloat16 logit between 16 and 32, and rounding of the gap."""
-MOST_OTHERS = 0.05
-"""Share of prompts that may differ at a larger gap: rounding reached 1 in 64 in correct engines."""
+MOST_OTHERS = (2, 0.05)
+"""Prompts, and share of them, that may differ at a larger gap, whichever is more. Rounding reached
+one in 16 in engines that were right; a wrong mask or a missing move of the cache spares hardly any.
+"""
 OUTPUT_DIFFERS = 3
 LOG_BYTES = 400_000
 SECONDS_PER_TIMING = 12
@@ -460,10 +462,11 @@ def main(words=None):
 
 def differing(results):
     """Rows of the comparison where an engine writes other text than plain SGLang."""
+    count, share = MOST_OTHERS
     return [
         row
         for row in results.get("equality", [])
-        if len(row["gaps"]) - row["num_near_ties"] > MOST_OTHERS * row["num_prompts"]
+        if len(row["gaps"]) - row["num_near_ties"] > max(count, share * row["num_prompts"])
     ]
 
 

@@ -101,6 +101,15 @@ def test_nothing_is_timed_once_output_differs(tmp_path, monkeypatch, capsys):
     assert "OUTPUT DIFFERS, nothing more is asked: sgl-eagle2" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "others", "differs"),
+    [(16, 2, False), (16, 3, True), (64, 3, False), (64, 4, True)],
+)
+def test_a_few_large_gaps_are_rounding(num_prompts, others, differs):
+    row = {"num_prompts": num_prompts, "gaps": [0.0, *[0.375] * others], "num_near_ties": 1}
+    assert bool(check_serving.differing({"equality": [row]})) == differs
+
+
 @pytest.mark.usefixtures("instant")
 def test_what_the_deadline_cuts_off_is_no_failure(tmp_path, capsys):
     engines = ["--engines", "sglang", "sgl-eagle2", "--deadline", "0.1"]
