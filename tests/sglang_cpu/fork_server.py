@@ -4,7 +4,7 @@ The import takes a server's three processes most of their start, and nearly ever
 server of its own. Run as a script: a line of JSON on stdin asks, a line on stdout answers.
 
     {"serve": [FLAG, ...], "variables": {...}, "log": FILE,
-     "fault": FUNCTION of faults, or null}                   {"pid": PID}
+     "fault": FUNCTION of faults or MODULE.FUNCTION, or null}     {"pid": PID}
     {"poll": PID}                                                 {"exit_code": CODE or null}
     {"call": [MODULE, FUNCTION, ARGUMENT, ...], "answer": FILE}   {"exit_code": CODE}
 
@@ -67,7 +67,8 @@ def serve(request):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(request["variables"])
     if request["fault"]:
-        getattr(importlib.import_module("faults"), request["fault"])()
+        module, _, function = request["fault"].rpartition(".")
+        getattr(importlib.import_module(module or "faults"), function)()
     sys.argv = ["launch_server.py", *request["serve"]]
     del sys.modules["sglang.launch_server"]  # runpy warns of a module that runs twice
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

@@ -44,12 +44,10 @@ class Server:
     Attributes:
         url: Its root.
         log: File with its output.
-        pid: Leader of its process group.
     """
 
     url: str
     log: Path
-    pid: int
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         with self.open(path, body) as response:
@@ -79,18 +77,6 @@ class Server:
         """Requests and cache slots in use."""
         with self.open("/v1/loads") as response:
             return json.load(response)["loads"][0]
-
-    def scheduler_thread_ns(self) -> int:
-        """Time that the scheduler's main thread has been running on a core, from Linux."""
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # others end meanwhile
-                name = (process / "cmdline").read_bytes()
-                if name.startswith(b"sglang::scheduler") and os.getpgid(int(process.name)) == (
-                    self.pid
-                ):
-                    schedstat = process / "task" / process.name / "schedstat"
-                    return int(schedstat.read_text().split()[0])
-        raise AssertionError("the server has no scheduler")
 
     def drain(self) -> dict[str, Any]:
         """Wait until nothing runs, empty the prefix cache and say what is still in use."""
@@ -158,7 +144,8 @@ class ForkServer:
             models: Folder with `target` and `draft`.
             log: File for its output.
             *flags: Added to the command.
-            fault: Function of `faults` that spoils the server first.
+            fault: Function of `faults`, or of another module of this folder as MODULE.FUNCTION,
+                that changes the server first.
             **variables: Added to the environment.
 
         Yields:
@@ -167,7 +154,7 @@ class ForkServer:
         port = _free_port()
         command = [*serving_flags(models, port), *self._attention, *flags]
         pid = self._start(command, log, variables, fault)
-        server = Server(url=f"http://127.0.0.1:{port}", log=log, pid=pid)
+        server = Server(url=f"http://127.0.0.1:{port}", log=log)
         try:
             self._wait_until_healthy(server, pid)
             yield server

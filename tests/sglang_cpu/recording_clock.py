@@ -1,0 +1,52 @@
+"""Times what recording takes of a server's scheduler; put into the server before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from sgl_eagle.plugin import trace_recorder
+
+FILE_VARIABLE = "RECORDING_CLOCK_FILE"
+STEPS_PER_WRITE = 16
+
+
+def install():
+    """Let the recorder add up its time, and write it to the file that a variable names.
+
+    `recorder_ns` is of the scheduler's thread. `sender_ns` is of the thread that pickles, which may
+    keep the scheduler's waiting for the interpreter. Both are time on a core.
+    """
+    totals = {"steps": 0, "requests": 0, "recorder_ns": 0, "sender_ns": 0}
+    path = Path(os.environ[FILE_VARIABLE])
+
+    def timed(call, name):
+        def run(*arguments, **more):
+            started = time.thread_time_ns()
+            try:
+                return call(*arguments, **more)
+            finally:
+                totals[name] += time.thread_time_ns() - started
+
+        return run
+
+    recorder = trace_recorder.TraceRecorder
+    observe = timed(recorder.observe, "recorder_ns")
+
+    def count(self, step):
+        observe(self, step)
+        totals["steps"] += 1
+        totals["requests"] += len(step.requests)
+        if totals["steps"] % STEPS_PER_WRITE == 0:
+            path.with_suffix(".part").write_text(json.dumps(totals), encoding="utf-8")
+            path.with_suffix(".part").replace(path)
+
+    recorder.observe = count
+    recorder.forget = timed(recorder.forget, "recorder_ns")
+    trace_recorder.pickle = SimpleNamespace(
+        dump=timed(pickle.dump, "sender_ns"), HIGHEST_PROTOCOL=pickle.HIGHEST_PROTOCOL
+    )
