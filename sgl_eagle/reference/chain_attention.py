@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from sgl_eagle.reference.ordered_attention import weigh_in_order
+
 
 def attend_prefix_and_chain(
     q: Tensor,
@@ -19,20 +21,19 @@ def attend_prefix_and_chain(
     prefix_visible: Tensor | None,
     chain_k: Tensor,
     chain_v: Tensor,
-    chain_visible: Tensor | None,
 ) -> Tensor:
-    """One softmax over the prefix shared by all roots and each query's own chain.
+    """One softmax over the prefix shared by all roots and each query's own chain, in float32.
 
-    Every query must see at least one entry. The softmax is taken in float32.
+    What a node reads does not depend on how many roots and nodes are drafted with it, nor on prefix
+    entries that it does not see (`weigh_in_order`). Every query must see at least one entry.
 
     Args:
         q: [P, W, Hq, D], rotary embedding applied.
-        prefix_k: [L, Hkv, D], rotary embedding applied.
-        prefix_v: [L, Hkv, D].
+        prefix_k: [L, Hkv, D] float32, rotary embedding applied.
+        prefix_v: [L, Hkv, D + 1] float32, the last column ones.
         prefix_visible: [P, L] bool, which prefix entries the queries of a root see; None for all.
-        chain_k: [P, W, C, Hkv, D], keys of a query's drafted ancestors and of itself.
-        chain_v: [P, W, C, Hkv, D].
-        chain_visible: [P, W, C] bool, False is padding; None for all.
+        chain_k: [P, W, C, Hkv, D] float32, keys of a query's drafted ancestors and of itself.
+        chain_v: [P, W, C, Hkv, D + 1] float32, the last column ones.
 
     Returns:
         [P, W, Hq, D] in the dtype of `q`.
@@ -40,28 +41,28 @@ def attend_prefix_and_chain(
     num_roots, width, num_heads, head_dim = q.shape
     length, num_kv_heads, _ = prefix_k.shape
     group = num_heads // num_kv_heads
-    grouped = q.view(num_roots, width, num_kv_heads, group, head_dim) * (1 / math.sqrt(head_dim))
+    grouped = q.float().view(num_roots, width, num_kv_heads, group, head_dim) * head_dim**-0.5
 
     # The prefix is shared, so all queries of one key-value head form a single matrix product.
     rows = grouped.permute(2, 0, 1, 3, 4).reshape(num_kv_heads, -1, head_dim)
-    prefix_scores = (rows @ prefix_k.permute(1, 2, 0)).view(
-        num_kv_heads, num_roots, width, group, length
-    )
+    scores = torch.bmm(rows, prefix_k.permute(1, 2, 0))
+    scores = scores.view(num_kv_heads, num_roots, width, group, length)
     if prefix_visible is not None:
-        prefix_scores = prefix_scores.masked_fill(
-            ~prefix_visible[None, :, None, None, :], -math.inf
-        )
-    own = grouped @ chain_k.permute(0, 1, 3, 4, 2)  # [P, W, Hkv, G, C]
-    if chain_visible is not None:
-        own = own.masked_fill(~chain_visible[:, :, None, None, :], -math.inf)
-    scores = torch.cat([prefix_scores, own.permute(2, 0, 1, 3, 4)], dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype)
+        scores.masked_fill_(~prefix_visible[None, :, None, None, :], -math.inf)
+    # Not a product of matrices: these small ones would be added up by their number.
+    own = (grouped[:, :, :, :, None] * chain_k.permute(0, 1, 3, 2, 4)[:, :, :, None]).sum(dim=-1)
+    own = own.permute(2, 0, 1, 3, 4)  # [Hkv, P, W, G, C]
+    highest = scores.amax(dim=-1, keepdim=True)
+    if own.shape[-1]:
+        highest = highest.maximum(own.amax(dim=-1, keepdim=True))
 
-    of_prefix, of_chain = weights[..., :length], weights[..., length:]
-    shared = of_prefix.reshape(num_kv_heads, -1, length) @ prefix_v.transpose(0, 1)
-    shared = shared.view(num_kv_heads, num_roots, width, group, head_dim).permute(1, 2, 0, 3, 4)
-    own_part: Tensor = of_chain.permute(1, 2, 0, 3, 4) @ chain_v.transpose(2, 3)
-    return (shared + own_part).reshape(num_roots, width, num_heads, head_dim)
+    weights = scores.sub_(highest).exp_().view(num_kv_heads, -1, length)
+    of_prefix = weigh_in_order(weights, prefix_v.transpose(0, 1))
+    of_prefix = of_prefix.view(num_kv_heads, num_roots, width, group, head_dim + 1)
+    of_chain = (own - highest).exp().permute(1, 2, 0, 3, 4) @ chain_v.transpose(2, 3)
+    weighted = of_prefix.permute(1, 2, 0, 3, 4) + of_chain
+    attended: Tensor = weighted[..., :-1] / weighted[..., -1:]
+    return attended.reshape(num_roots, width, num_heads, head_dim).to(q.dtype)
 
 
 def attend_rows_and_chain(

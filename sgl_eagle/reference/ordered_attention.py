@@ -44,6 +44,23 @@ def attend_in_order(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(queries.dtype)
 
 
+def weigh_in_order(weights: Tensor, values: Tensor) -> Tensor:
+    """Weighted sums of values, added up in the order of their slots.
+
+    Args:
+        weights: [R, Q, L] float32.
+        values: [R, L, N] float32.
+
+    Returns:
+        [R, Q, N].
+    """
+    weighted = torch.bmm(weights[..., :_KEYS_AT_ONCE], values[:, :_KEYS_AT_ONCE])
+    for start in range(_KEYS_AT_ONCE, values.shape[1], _KEYS_AT_ONCE):
+        block = slice(start, start + _KEYS_AT_ONCE)
+        weighted = torch.baddbmm(weighted, weights[..., block], values[:, block])
+    return weighted
+
+
 def _attend(scaled: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
     transposed = keys.transpose(1, 2)
     if bias is None:
@@ -51,8 +68,5 @@ def _attend(scaled: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -
     else:
         scores = torch.baddbmm(bias, scaled, transposed)
     weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
-    weighted = torch.bmm(weights[..., :_KEYS_AT_ONCE], values[:, :_KEYS_AT_ONCE])
-    for start in range(_KEYS_AT_ONCE, keys.shape[1], _KEYS_AT_ONCE):
-        block = slice(start, start + _KEYS_AT_ONCE)
-        weighted = torch.baddbmm(weighted, weights[..., block], values[:, block])
+    weighted = weigh_in_order(weights, values)
     return weighted[..., :-1] / weighted[..., -1:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sgl_eagle.reference.chain_attention import attend_prefix_and_chain
 from sgl_eagle.reference.draft_models import Draft
@@ -61,10 +62,10 @@ class DraftCache:
             capacity: Entries at most.
         """
         config, weight = draft.config, draft.embed_tokens
-        shape = (capacity, config.num_key_value_heads, config.head_dim)
+        slots = (capacity, config.num_key_value_heads)
         self._draft = draft
-        self._keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        self._values = torch.zeros_like(self._keys)
+        self._keys = torch.zeros((*slots, config.head_dim), device=weight.device)
+        self._values = torch.ones((*slots, config.head_dim + 1), device=weight.device)
         self.num_entries = 0
 
     @torch.inference_mode()
@@ -82,17 +83,14 @@ class DraftCache:
         positions = torch.arange(start, end, device=tokens.device)
         projection = self._draft.project(self._draft.fuse(features), tokens, positions)
         self._keys[start:end] = projection.k
-        self._values[start:end] = projection.v
+        self._values[start:end, :, :-1] = projection.v
         self.num_entries = end
-        no_chain = projection.k.new_empty((len(tokens), 1, 0, *projection.k.shape[1:]))
         attention = attend_prefix_and_chain(
             projection.q[:, None],
             self._keys[:end],
             self._values[:end],
             self._visible_from(positions),
-            no_chain,
-            no_chain,
-            None,
+            *_no_chains(self._keys, self._values, (len(tokens), 1)),
         )
         output = self._draft.finish(attention[:, 0], projection.residual)
         return DraftRoots(
@@ -151,20 +149,19 @@ class TreeDrafter:
         Args:
             draft: Draft model.
             roots: P roots.
-            prefix_keys: [L, Hkv, D] committed entries.
-            prefix_values: [L, Hkv, D].
+            prefix_keys: [L, Hkv, D] float32, committed entries.
+            prefix_values: [L, Hkv, D + 1] float32, the last column ones.
             prefix_visible: [P, L] bool, None if every root sees all.
         """
         self._draft = draft
         self._roots = roots
         self._prefix = (prefix_keys, prefix_values, prefix_visible)
         # The latest level: its nodes' tokens [P, W * K], and of its W expanded parents the
-        # feedback [P, W, H] and the chain of keys and values down to them [P, W, depth, Hkv, D].
-        num_rows, width = len(roots.positions), 1
-        chain = prefix_keys.new_empty((num_rows, width, 0, *prefix_keys.shape[1:]))
+        # feedback [P, W, H] and the chain of keys and values down to them [P, W, depth, Hkv, ...].
+        num_rows = len(roots.positions)
         self._tokens = roots.positions.new_empty((num_rows, 0))
         self._feedback = roots.feedback[:, None]
-        self._chain_keys, self._chain_values = chain, chain
+        self._chain_keys, self._chain_values = _no_chains(prefix_keys, prefix_values, (num_rows, 1))
 
     @torch.inference_mode()
     def expand_root(self, topk: int) -> Children:
@@ -201,13 +198,14 @@ class TreeDrafter:
             (self._roots.positions[:, None] + depth).expand(nodes.shape),
         )
         self._chain_keys = torch.cat(
-            [self._chain_keys[rows, parents], projection.k[:, :, None]], dim=2
+            [self._chain_keys[rows, parents], projection.k.float()[:, :, None]], dim=2
         )
+        values = functional.pad(projection.v.float(), (0, 1), value=1.0)
         self._chain_values = torch.cat(
-            [self._chain_values[rows, parents], projection.v[:, :, None]], dim=2
+            [self._chain_values[rows, parents], values[:, :, None]], dim=2
         )
         attention = attend_prefix_and_chain(
-            projection.q, *self._prefix, self._chain_keys, self._chain_values, None
+            projection.q, *self._prefix, self._chain_keys, self._chain_values
         )
         output = self._draft.finish(attention, projection.residual)
         self._feedback = output.feedback
@@ -232,3 +230,10 @@ class TreeDrafter:
         )
         children.log_probs[valid] = log_probs.cpu().numpy()
         return children
+
+
+def _no_chains(keys: Tensor, values: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    # [*shape, 0, Hkv, ...]: nodes without drafted ancestors.
+    return keys.new_empty((*shape, 0, *keys.shape[1:])), values.new_empty(
+        (*shape, 0, *values.shape[1:])
+    )

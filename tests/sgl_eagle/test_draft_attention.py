@@ -3,6 +3,7 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch")
+functional = torch.nn.functional
 
 from sgl_eagle.reference.chain_attention import (  # noqa: E402
     attend_prefix_and_chain,
@@ -15,6 +16,10 @@ from sgl_eagle.reference.head_loss import soft_cross_entropy  # noqa: E402
 
 pytestmark = pytest.mark.reference
 D = 16
+
+
+def with_ones(values):
+    return functional.pad(values, (0, 1), value=1.0)
 
 
 def softmax_attention(q, keys, values):
@@ -31,19 +36,15 @@ def test_every_query_attends_to_what_it_sees(roots, width, length, chain, masked
     prefix_k, prefix_v = torch.randn(2, length, 2, D)
     chain_k, chain_v = torch.randn(2, roots, width, chain, 2, D)
     prefix_visible = torch.rand(roots, length) > 0.4 if masked else None
-    chain_visible = torch.rand(roots, width, chain) > 0.4 if masked else None
-    if masked:
-        chain_visible[..., -1] = True
     out = attend_prefix_and_chain(
-        q, prefix_k, prefix_v, prefix_visible, chain_k, chain_v, chain_visible
+        q, prefix_k, with_ones(prefix_v), prefix_visible, chain_k, with_ones(chain_v)
     )
     for root in range(roots):
         seen = prefix_visible[root] if masked else slice(None)
         for query in range(width):
-            own = chain_visible[root, query] if masked else slice(None)
             for head in range(4):
-                keys = [prefix_k[seen, head // 2], chain_k[root, query, own, head // 2]]
-                values = [prefix_v[seen, head // 2], chain_v[root, query, own, head // 2]]
+                keys = [prefix_k[seen, head // 2], chain_k[root, query, :, head // 2]]
+                values = [prefix_v[seen, head // 2], chain_v[root, query, :, head // 2]]
                 expected = softmax_attention(
                     q[root, query, head], torch.cat(keys), torch.cat(values)
                 )
@@ -92,7 +93,7 @@ def test_training_chain_equals_drafting_step_by_step(architecture):
         prefix = draft.project(hidden, tokens[0, 1 : index + 2], torch.arange(index + 1))
         empty = prefix.k[None, :1, None][:, :, :0]
         attention = attend_prefix_and_chain(
-            prefix.q[None, -1:], prefix.k, prefix.v, None, empty, empty, None
+            prefix.q[None, -1:], prefix.k, with_ones(prefix.v), None, empty, with_ones(empty)
         )
         node = draft.finish(attention[0], prefix.residual[-1:])
         torch.testing.assert_close(node.head_input[0], outputs[0].head_input[0, index])
@@ -105,11 +106,10 @@ def test_training_chain_equals_drafting_step_by_step(architecture):
             attention = attend_prefix_and_chain(
                 projection.q[None],
                 prefix.k,
-                prefix.v,
+                with_ones(prefix.v),
                 None,
                 torch.stack(keys, dim=1)[None],
-                torch.stack(values, dim=1)[None],
-                None,
+                with_ones(torch.stack(values, dim=1)[None]),
             )
             node = draft.finish(attention[0], projection.residual)
             torch.testing.assert_close(
