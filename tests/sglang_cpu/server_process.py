@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent
 START_TIMEOUT_S = 180
 ANSWER_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 10
+CLOSE_TIMEOUT_S = 120
 COMPLETION_LENGTH = 32
 CONTEXT_LENGTH = 512
 MAX_RUNNING_REQUESTS = 8
@@ -116,7 +117,7 @@ class ForkServer:
     def close(self) -> None:
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(STOP_TIMEOUT_S)
+        self._process.wait(CLOSE_TIMEOUT_S)
 
     def call(self, module: str, function: str, *arguments: Any) -> Any:
         """What a function returns, called where SGLang and Transformers are imported already.
