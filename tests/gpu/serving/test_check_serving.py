@@ -106,8 +106,14 @@ def test_nothing_is_timed_once_output_differs(tmp_path, monkeypatch, capsys):
     [(16, 2, False), (16, 3, True), (64, 3, False), (64, 4, True)],
 )
 def test_a_few_large_gaps_are_rounding(num_prompts, others, differs):
-    row = {"num_prompts": num_prompts, "gaps": [0.0, *[0.375] * others], "num_near_ties": 1}
-    assert bool(check_serving.differing({"equality": [row]})) == differs
+    def row(engine, count):
+        gaps = [0.0, *[0.375] * count]
+        counts = {"num_prompts": num_prompts, "gaps": gaps, "num_near_ties": 1}
+        return {"engine": engine, "batch": 8} | counts
+
+    assert bool(check_serving.differing({"equality": [row("sgl-chain", others)]})) == differs
+    with_plain = [row("sglang", 2), row("eagle3-5-4-8", 9), row("sgl-chain", others)]
+    assert check_serving.differing({"equality": with_plain}) == []
 
 
 @pytest.mark.usefixtures("instant")
