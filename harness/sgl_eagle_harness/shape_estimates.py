@@ -20,14 +20,13 @@ from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 PRIOR_DRAFTS = 50.0
 """Correct drafts that the prior's average tree counts for before any was seen."""
 HALF_LIFE_ROUNDS = 4096.0
-"""Rounds after which what trees yielded counts half: about half a minute. Plain rounds age it too,
-so that a server which gave up speculation tries again, within minutes."""
+"""Rounds after which what was observed counts half: about half a minute. Plain rounds age what
+trees yielded, too, so that a server which gave up speculation tries again, within minutes."""
 
-PRIOR_US = 1e6
-"""Time of decoding that the cost table counts for, in each range of batch sizes and each shape."""
-HALF_LIFE_US = 60e6
-"""Decoding time after which a measured round counts half."""
-STRANGEST_RATIO = 4.0
+PRIOR_ROUNDS = 20.0
+"""Rounds that the cost table counts for, in each range of batch sizes and each shape: the mean of
+so many is known within some percent."""
+STRANGEST_RATIO = 2.0
 """A round that takes so many times as long as expected, or as short, counts as no stranger: it says
 something about the machine, not about the shape."""
 
@@ -37,7 +36,8 @@ class DraftYield:
 
     A drafted tree holds every smaller and shallower one, so that it tells of them all. A depth that
     is not drafted takes over how far the next shallower one was off: the prior's average tree says
-    how levels continue.
+    how levels continue. What calibrated trees promise is then held against the drafts that were
+    kept, of all rows and in the shapes that ran, and all shapes are scaled alike.
     """
 
     def __init__(self, prior: FloatArray, sizes: Sequence[int]) -> None:
@@ -49,13 +49,14 @@ class DraftYield:
         """
         self._prior = prior
         self._num_drafts = np.array(sizes) - 1
-        self._all_rows = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
+        self._kept = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
+        self._kept_of_prior = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
         self._trees = DecayedRatio(prior.shape, prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
 
     @property
     def ratio(self) -> float:
         """Correct drafts of all verified rows over those that the prior led to expect."""
-        return float(self._all_rows.values()[0])
+        return float(self._kept_of_prior.values()[0])
 
     def age(self, num_rounds: int) -> None:
         """Let what was observed grow older.
@@ -63,19 +64,22 @@ class DraftYield:
         Args:
             num_rounds: Rounds since then, plain ones included.
         """
-        self._all_rows.decay(num_rounds)
+        self._kept.decay(num_rounds)
+        self._kept_of_prior.decay(num_rounds)
         self._trees.decay(num_rounds)
 
     def observe_rows(self, depths: IntArray, columns: IntArray, num_correct: IntArray) -> None:
-        """Learn from verified rows.
+        """Learn from verified rows, after the trees of their rounds.
 
         Args:
             depths: [M] int64 levels drafted, at least 1.
             columns: [M] int64 indices of their verify sizes.
             num_correct: [M] int64 drafts that the target kept.
         """
-        expected = self._prior[depths - 1, columns].sum()
-        self._all_rows.add(np.zeros(1, np.int64), float(num_correct.sum()), float(expected))
+        place, correct = np.zeros(1, np.int64), float(num_correct.sum())
+        promised = self._promised_drafts()
+        self._kept.add(place, correct, float(promised[depths - 1, columns].sum()))
+        self._kept_of_prior.add(place, correct, float(self._prior[depths - 1, columns].sum()))
 
     def observe_trees(
         self, trees: Sequence[tuple[IntArray, Float32Array]], calibration: Calibration
@@ -108,13 +112,20 @@ class DraftYield:
         Returns:
             [D, S] float64, rising along both axes, at most as many drafts as levels and nodes.
         """
-        ratio: FloatArray = np.full(self._prior.shape, self.ratio)
+        depths = np.arange(1, len(self._prior) + 1)[:, None]
+        drafts = self._promised_drafts() * float(self._kept.values()[0])
+        rising = np.maximum.accumulate(drafts, axis=0)
+        most = np.minimum(depths, self._num_drafts)
+        return np.asarray(np.minimum(np.maximum.accumulate(rising, axis=1), most))
+
+    def _promised_drafts(self) -> FloatArray:
+        # [D, S] by the trees alone.
+        ratio = np.ones(self._prior.shape[1])
         rows = []
         for depth, prior in enumerate(self._prior):
-            ratio = np.broadcast_to(self._trees.values(towards=ratio)[depth], self._prior.shape)
-            rows.append(np.minimum(prior * ratio[0], np.minimum(depth + 1, self._num_drafts)))
-        rising = np.maximum.accumulate(np.stack(rows), axis=0)
-        return np.maximum.accumulate(rising, axis=1)
+            ratio = self._trees.values(towards=ratio)[depth]
+            rows.append(prior * ratio)
+        return np.stack(rows)
 
 
 class ShapeTimes:
@@ -133,8 +144,8 @@ class ShapeTimes:
         """
         self._edges = np.array(batch_edges)
         shape = (len(batch_edges), num_shapes)
-        self._ranges = DecayedRatio(shape[:1], prior=PRIOR_US, half_life=HALF_LIFE_US)
-        self._shapes = DecayedRatio(shape, prior=PRIOR_US, half_life=HALF_LIFE_US)
+        self._ranges = DecayedRatio(shape[:1], prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
+        self._shapes = DecayedRatio(shape, prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
 
     def observe(
         self, batch_size: int, shape: int, *, elapsed_us: FloatArray, expected_us: float
@@ -147,15 +158,14 @@ class ShapeTimes:
             elapsed_us: [M] float64, time that each took.
             expected_us: Time that the cost table says of each.
         """
-        lowest, highest = expected_us / STRANGEST_RATIO, expected_us * STRANGEST_RATIO
-        measured_us = float(np.clip(elapsed_us, lowest, highest).sum())
-        self._ranges.decay(measured_us)
-        self._shapes.decay(measured_us)
+        ratios = np.clip(elapsed_us / expected_us, 1 / STRANGEST_RATIO, STRANGEST_RATIO)
+        observed, num_rounds = float(ratios.sum()), len(ratios)
+        self._ranges.decay(num_rounds)
+        self._shapes.decay(num_rounds)
         place = self._range_of(batch_size)
-        predicted_us = len(elapsed_us) * expected_us
-        self._ranges.add(np.array([place]), measured_us, predicted_us)
+        self._ranges.add(np.array([place]), observed, num_rounds)
         cell = place * self._shapes.expected.shape[1] + shape
-        self._shapes.add(np.array([cell]), measured_us, predicted_us)
+        self._shapes.add(np.array([cell]), observed, num_rounds)
 
     def ratios(self, batch_size: int) -> FloatArray:
         """Factors on the cost table's times.
@@ -169,16 +179,17 @@ class ShapeTimes:
         towards = self._ranges.values()[:, None]
         return np.asarray(self._shapes.values(towards=towards)[self._range_of(batch_size)])
 
-    def observed_us(self, batch_size: int) -> FloatArray:
-        """How much was measured of each shape, in time that still counts.
+    def unknown_share(self, batch_size: int) -> FloatArray:
+        """How far each shape is known from the table and other shapes alone.
 
         Args:
             batch_size: Requests decoded together.
 
         Returns:
-            [J] float64.
+            [J] float64 in (0, 1], 1 for shapes that have not run.
         """
-        return np.asarray(self._shapes.expected[self._range_of(batch_size)])
+        num_rounds = self._shapes.expected[self._range_of(batch_size)]
+        return np.asarray(PRIOR_ROUNDS / (PRIOR_ROUNDS + num_rounds))
 
     def _range_of(self, batch_size: int) -> int:
         return int(np.searchsorted(self._edges, batch_size, side="right")) - 1

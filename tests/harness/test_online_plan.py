@@ -120,7 +120,7 @@ def test_estimates_change_at_a_refresh_and_never_between():
 def test_a_shape_that_takes_longer_than_the_table_says_is_left():
     def us_of(shape):
         us = float(make_plan().shape_us(1, 100)[make_plan().shapes.index(shape)])
-        return 2.0 * us if shape == DEEP else us
+        return 1.8 * us if shape == DEEP else us
 
     shapes = serve(make_online(), num_rounds=400 * REFRESH, us_of=us_of)
     assert shapes[0] == DEEP

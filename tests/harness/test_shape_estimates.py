@@ -91,10 +91,10 @@ def test_a_shape_that_never_ran_is_off_as_those_that_did():
     assert found[1] == pytest.approx(1.2, rel=0.02)
     assert found[0] < found[2] < found[1]
     assert times.ratios(8).tolist() == [1.0, 1.0, 1.0]
-    assert (times.observed_us(4) > 0).tolist() == [True, True, False]
+    assert times.unknown_share(4) == pytest.approx([0.0, 0.0, 1.0], abs=0.02)
 
 
 def test_one_round_that_hangs_says_little_about_its_shape():
     times = ShapeTimes(2, batch_edges=(1,))
     times.observe(1, 0, elapsed_us=np.array([30e6]), expected_us=10_000.0)
-    assert times.ratios(1)[0] < 1.1
+    assert times.ratios(1)[0] < 1.12
