@@ -18,7 +18,7 @@ END_OF_TEXT = 1
 
 
 def wait_for_shards(folder, num_prompts, read):
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         if any(folder.glob("*.parquet")) and len(read()) >= num_prompts:
             return read()
