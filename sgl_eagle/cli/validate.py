@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sgl_eagle.cli.frame.arguments import naming_flags, positive_int
 from sgl_eagle.cli.frame.output import render_table, write_result
+from sgl_eagle.cli.frame.paths import require_temporary_folder
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
 from sgl_eagle.cli.prompt_arguments import prompt_source, prompts_from
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle_harness.cost_file import load_cost_file
     from sgl_eagle_harness.errors import CostTableError
 
+    require_temporary_folder()
     costs = load_cost_file(args.cost).to_table()
     prompts = select_prompts(prompts_from(args), per_workload=args.limit)
     pair = load_pair_from(args)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from sgl_eagle.cli.frame.commands import COMMANDS, load_command, read_help
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import (
     require_not_read,
+    require_temporary_folder,
     require_writable,
     require_writable_folder,
 )
@@ -429,6 +431,18 @@ def test_a_link_into_a_folder_that_refuses_files_is_refused(tmp_path):
 def test_folder_that_refuses_files_is_refused():
     with pytest.raises(OutputError, match=r"--out /proc/x\.json cannot be written: /proc: "):
         require_writable(Path("/proc/x.json"), "--out")
+
+
+def test_no_place_for_temporary_files_is_refused(monkeypatch):
+    require_temporary_folder()
+
+    def find_none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", find_none)
+    with pytest.raises(OutputError, match=r"found in \['/tmp'\]; set TMPDIR to a folder that can"):
+        require_temporary_folder()
 
 
 def test_integer_arguments():

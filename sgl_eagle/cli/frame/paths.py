@@ -61,6 +61,18 @@ def require_writable_folder(path: Path, flag: str) -> None:
     _require_writable_folder(path, path, flag)
 
 
+def require_temporary_folder() -> None:
+    """Refuse to begin where temporary files have no place.
+
+    Raises:
+        OutputError: If neither TMPDIR nor any usual folder can be written.
+    """
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise OutputError(f"{error.strerror}; set TMPDIR to a folder that can be written") from None
+
+
 def _require_writable_folder(folder: Path, path: Path, flag: str) -> None:
     nearest = folder
     try:
