@@ -311,6 +311,36 @@ def test_reader_that_left_is_no_traceback():
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments", "ending"),
+    [
+        (">&-", ["-c", PRINTING], (0, "", "")),
+        ("<&-", ["-c", PRINTING], (0, "x" * 10**6 + "\n", "")),
+        ("2>&-", ["-m", "sgl_eagle.cli", "tunes"], (2, "", "")),
+        (">&- 2>&-", ["-m", "sgl_eagle.cli", "tunes"], (2, "", "")),
+    ],
+    ids=["stdout", "stdin", "stderr", "both"],
+)
+def test_streams_that_a_shell_has_closed(closed, arguments, ending):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == ending
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_version_on_a_full_disk_is_no_traceback():
+    with Path("/dev/full").open("w") as full:
+        assert (
+            "Traceback" not in run_process("-m", "sgl_eagle.cli", "--version", stdout=full).stderr
+        )
+
+
 def test_json_result_is_plain(capsys):
     from dataclasses import dataclass
 

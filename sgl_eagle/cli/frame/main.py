@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import FrameType
 
 from sgl_eagle.cli.frame.arguments import (
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ModuleNotFoundError: If a module is missing that no extra brings, which is a defect.
     """
+    _open_closed_streams()
     owns_process = argv is None  # else a signal is the caller's to answer
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0].startswith("-"):
@@ -83,6 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"sgl-eagle {name}: interrupted", file=sys.stderr)
         return SIGNALLED + signal.SIGINT
+
+
+def _open_closed_streams() -> None:
+    # A shell's `>&-` closes one. The next file opened would take its number, and with it whatever a
+    # library prints; and Python prints errors to stdout where stderr is missing.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  for good
+            setattr(sys, name, stream)
 
 
 @contextmanager
@@ -139,9 +151,11 @@ class _Version(argparse.Action):
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            print(f"sgl-eagle {version('sgl-eagle')}")
+            number = version("sgl-eagle")
         except PackageNotFoundError:
-            print("sgl-eagle (not installed, run from its source)")
+            number = "(not installed, run from its source)"
+        # As argparse prints help: where it cannot be written, nobody reads it.
+        parser._print_message(f"sgl-eagle {number}\n", sys.stdout)
         parser.exit()
 
 
