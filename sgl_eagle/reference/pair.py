@@ -23,7 +23,7 @@ from sgl_eagle.reference.loading import LoadedTarget, load_target
 from sgl_eagle.reference.target import Target
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.records import ModelIdentity
-from sgl_eagle_kernels.packed_linear import has_int8_products
+from sgl_eagle_kernels.packed_linear import has_int8_products, rounds_inputs
 
 SHIPPED_DRAFT = Path(str(files("sgl_eagle") / "assets" / "draft"))
 """The head that comes with the package, trained for SmolLM2-135M-Instruct."""
@@ -208,10 +208,15 @@ def _identify_draft(
         files.append(stored.file)
         dims["lm_head_rank"] = stored.head.up.shape[1]
         dims["lm_head_candidates"] = stored.head.num_candidates
+    variant = ""
     if int8:
-        name = f"{name}, int8 weights"
+        variant = "int8 weights"
         dims["weight_bits"] = 8
-    digest = checkpoint_digest(*files, variant="int8" if int8 else "")
+        if rounds_inputs():
+            variant = "int8 weights and inputs"
+            dims["input_bits"] = 8
+        name = f"{name}, {variant}"
+    digest = checkpoint_digest(*files, variant=variant)
     return ModelIdentity(name=name, sha256=digest, dims=dims)
 
 

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from torch.nn import functional  # noqa: E402
 
+import sgl_eagle_kernels.packed_linear as packed_module  # noqa: E402
 from sgl_eagle_kernels.packed_linear import (  # noqa: E402
     has_int8_products,
     pack_int8,
@@ -40,17 +41,43 @@ def test_only_half_precision_on_a_cpu_is_packed():
         assert pack_weight(weight.bfloat16()) is not None
 
 
+@pytest.fixture(params=["rounded inputs", "inputs as they are"])
+def inputs_are_rounded(request, monkeypatch):
+    """Products of CPUs with VNNI, and of others."""
+    rounded = request.param == "rounded inputs"
+    if rounded and not packed_module.rounds_inputs():
+        pytest.skip("needs a CPU with VNNI")
+    monkeypatch.setattr(packed_module, "rounds_inputs", lambda: rounded)
+    return rounded
+
+
 @pytest.mark.parametrize("shape", [(1,), (3, 2), (65,)], ids=str)
-def test_product_with_eight_bits_is_that_of_the_rounded_weight(shape):
+def test_product_with_eight_bits_is_that_of_the_rounded_weight(shape, inputs_are_rounded):
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(37, 48, generator=generator).bfloat16()
     x = torch.randn(*shape, 96, generator=generator).bfloat16()[..., ::2]
     bias = torch.randn(37, generator=generator).bfloat16()
     steps, scale = quantize_rows(weight)
-    exact = functional.linear(x.float(), steps.float() * scale[:, None])
+    wide = x.float()
+    if inputs_are_rounded:
+        step = wide.abs().amax(dim=-1, keepdim=True) / 127
+        wide = (wide / step).round() * step
+    exact = functional.linear(wide, steps.float() * scale[:, None])
     found = packed_linear(x, weight, pack_int8(weight))
     torch.testing.assert_close(found, exact.bfloat16())
     torch.testing.assert_close(packed_linear(x, weight, pack_int8(weight), bias), found + bias)
+
+
+@pytest.mark.usefixtures("inputs_are_rounded")
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_only_inputs_that_are_not_finite_give_products_that_are_not(bad):
+    weight = torch.randn(37, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x = torch.ones(3, 16).bfloat16()
+    x[1, 2], x[2] = bad, 0.0
+    found = packed_linear(x, weight, pack_int8(weight))
+    assert found.isfinite().all(dim=1).tolist() == [True, False, True]
+    assert not found[1].isfinite().any()
+    assert (found[2] == 0).all()
 
 
 def test_eight_bits_are_off_by_half_a_step_and_scales_lose_nothing_in_bfloat16():
@@ -65,6 +92,7 @@ def test_eight_bits_are_off_by_half_a_step_and_scales_lose_nothing_in_bfloat16()
     assert (error > scale[:, None] * 0.5).sum() <= len(weight)
 
 
+@pytest.mark.usefixtures("inputs_are_rounded")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_row_that_is_not_finite_stays_so_in_eight_bits(bad):
     weight = torch.ones(3, 16).bfloat16()

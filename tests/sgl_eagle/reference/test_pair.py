@@ -17,6 +17,7 @@ from sgl_eagle_harness.errors import CheckpointError, CostTableError, PromptErro
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy  # noqa: E402
 from sgl_eagle_harness.policies.plain import PlainPolicy  # noqa: E402
 from sgl_eagle_harness.types import TreeLimits  # noqa: E402
+from sgl_eagle_kernels.packed_linear import rounds_inputs  # noqa: E402
 
 
 def prompt_of(num_words):
@@ -48,7 +49,10 @@ def test_a_draft_in_bfloat16_on_a_cpu_has_int8_weights_unless_told_otherwise(
         load_pair(str(target_folder), good_draft, dtype="bfloat16", draft_weights=draft_weights)
         for draft_weights in (None, "as-stored")
     )
-    assert rounded.draft_identity.name == "good, int8 weights"
+    inputs_too = rounds_inputs()
+    ending = " and inputs" if inputs_too else ""
+    assert rounded.draft_identity.name == f"good, int8 weights{ending}"
+    assert ("input_bits" in rounded.draft_identity.dims) == inputs_too
     assert rounded.draft_identity.dims["weight_bits"] == 8
     assert stored.draft_identity.name == "good"
     assert "weight_bits" not in stored.draft_identity.dims
