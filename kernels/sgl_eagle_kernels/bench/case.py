@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from sgl_eagle_kernels.lm_head.dispatch import Route
-
 CACHE_FACTOR = 4  # inputs of one replay exceed the last cache this many times
 
 
@@ -47,7 +45,6 @@ class Case:
         shape: Sizes by name.
         floor_bytes: Bytes read at least: each weight and input once.
         prepare: Makes inputs from a seed.
-        route: Of the LM head; None for what is only compared with.
         num_launches: Kernels of one call; None where libraries decide.
     """
 
@@ -56,7 +53,6 @@ class Case:
     shape: dict[str, int]
     floor_bytes: int
     prepare: Callable[[int], Prepared]
-    route: Route | None = None
     num_launches: int | None = None
 
     @property
@@ -75,7 +71,6 @@ class Measurement:
         variant: As in `Case`.
         shape: As in `Case`.
         floor_bytes: As in `Case`.
-        route: As in `Case`.
         num_launches: As in `Case`.
         median_us: Of one call inside a graph; None if it was not timed.
         p10_us: Tenth percentile.
@@ -90,7 +85,6 @@ class Measurement:
     shape: dict[str, int]
     floor_bytes: int
     parity: str
-    route: Route | None = None
     num_launches: int | None = None
     median_us: float | None = None
     p10_us: float | None = None
@@ -140,4 +134,4 @@ class BenchResult:
 
     environment: Environment
     measurements: list[Measurement] = field(default_factory=list)
-    schema_version: int = 2
+    schema_version: int = 3

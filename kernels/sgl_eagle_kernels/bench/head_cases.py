@@ -23,7 +23,6 @@ from sgl_eagle_kernels.lm_head import (
     rank_tokens,
 )
 from sgl_eagle_kernels.lm_head import reference as head_reference
-from sgl_eagle_kernels.lm_head.dispatch import Route
 
 TOPK = 8
 HALF_BYTES = 2
@@ -155,7 +154,6 @@ def our_full_case(num_tokens: int, hidden: int, num_rows: int) -> Case:
         shape={"V": num_tokens, "H": hidden, "rows": num_rows},
         floor_bytes=HALF_BYTES * hidden * (num_tokens + num_rows),
         prepare=prepare,
-        route="full",
     )
 
 
@@ -237,16 +235,12 @@ def two_stage_case(
     count = shortlist.count(num_tokens)
     gathered = _count_distinct_rows(num_tokens, count, num_rows)
     up_bytes = num_tokens * (rank + SCALE_BYTES if quantize else HALF_BYTES * rank)
-    is_local = isinstance(shortlist, LocalTop)
-    is_shuffled = isinstance(shortlist, LocalTop) and shortlist.shuffle_seed is not None
-    route: Route = "local" if is_local else "global"
     return Case(
         op="lm_head",
         variant=f"{_describe(shortlist)}{', int8' if quantize else ''}, rank {rank}",
         shape={"V": num_tokens, "H": hidden, "rows": num_rows, "R": rank, "C": count},
         floor_bytes=up_bytes + HALF_BYTES * hidden * (rank + num_rows + gathered),
         prepare=prepare,
-        route=None if quantize or (is_local and not is_shuffled) else route,
         num_launches=_count_launches(shortlist, num_rows, quantize=quantize),
     )
 

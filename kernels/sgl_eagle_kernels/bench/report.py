@@ -13,7 +13,6 @@ import jinja2
 from matplotlib.figure import Figure
 
 from sgl_eagle_kernels.bench.case import BenchResult, Environment, Measurement
-from sgl_eagle_kernels.bench.costs import collect_head_costs
 from sgl_eagle_kernels.bench.head_cases import FULL, OUR_FULL
 from sgl_eagle_kernels.bench.svg import inline_svg
 
@@ -200,7 +199,7 @@ def render_page(result: BenchResult, title: str) -> str:
 
 
 def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
-    """Write `name.json`, `name.html` and, where heads were timed, `name-costs.json`.
+    """Write `name.json` and `name.html`.
 
     Args:
         result: One run.
@@ -215,9 +214,6 @@ def write_report(result: BenchResult, folder: Path, name: str) -> list[Path]:
         ".json": json.dumps(dataclasses.asdict(result), indent=1, allow_nan=False) + "\n",
         ".html": render_page(result, name),
     }
-    costs = collect_head_costs(result, f"{name}.json")
-    if costs.heads:
-        texts["-costs.json"] = costs.model_dump_json(indent=1) + "\n"
     files = []
     for suffix, text in texts.items():
         path = folder / f"{name}{suffix}"

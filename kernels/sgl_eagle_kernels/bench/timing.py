@@ -45,7 +45,6 @@ def measure_case(case: Case, *, num_samples: int) -> Measurement:
         shape=case.shape,
         floor_bytes=case.floor_bytes,
         parity=first.check() or "equal",
-        route=case.route,
         num_launches=case.num_launches,
     )
     if untimed.parity != "equal" or not num_samples:

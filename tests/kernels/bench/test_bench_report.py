@@ -16,7 +16,6 @@ from sgl_eagle_kernels.bench.head_cases import (  # noqa: E402
 from sgl_eagle_kernels.bench.registry import Selection, make_cases  # noqa: E402
 from sgl_eagle_kernels.bench.report import build_tables, write_report  # noqa: E402
 from sgl_eagle_kernels.lm_head import GlobalTop, HeadTopk  # noqa: E402
-from sgl_eagle_kernels.lm_head.dispatch import RouteTimes, read_head_costs  # noqa: E402
 
 
 @pytest.fixture
@@ -30,13 +29,13 @@ def result():
     rows = [
         Measurement(op="lm_head", variant="full head", shape=shape, floor_bytes=2_000_000,
                     parity="equal", median_us=4.0, p10_us=3.0, p90_us=5.0),
-        Measurement(op="lm_head", variant="full head, our ranking", shape=shape, route="full",
+        Measurement(op="lm_head", variant="full head, our ranking", shape=shape,
                     floor_bytes=2_000_000, parity="equal", median_us=2.5, p10_us=2.5, p90_us=2.5),
         Measurement(op="lm_head", variant="trimmed to 500", shape=shape | {"kept": 500},
                     floor_bytes=1_000_000, parity="equal", median_us=2.0, p10_us=2.0, p90_us=2.0),
-        Measurement(op="lm_head", variant="local 10 x 1, rank 5", shape=factored, route="local",
+        Measurement(op="lm_head", variant="local 10 x 1, rank 5", shape=factored,
                     floor_bytes=100_000, parity="ids differ", num_launches=4),
-        Measurement(op="lm_head", variant="global 9, rank 5", shape=factored, route="global",
+        Measurement(op="lm_head", variant="global 9, rank 5", shape=factored,
                     floor_bytes=1_000_000, parity="equal", num_launches=2, median_us=3.0,
                     p10_us=3.0, p90_us=3.0),
         Measurement(op="tree_grow", variant="isotonic", shape={"B": 8, "topk": 4},
@@ -60,7 +59,7 @@ def test_tables_compare_with_the_full_head_and_the_byte_floor(result):
 
 def test_report_is_written_whole(result, tmp_path):
     files = write_report(result, tmp_path / "new", "run")
-    names = ["run.json", "run.html", "run-costs.json"]
+    names = ["run.json", "run.html"]
     assert [file.name for file in files] == names
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == sorted(names)
     assert json.loads(files[0].read_text()) == dataclasses.asdict(result)
@@ -68,14 +67,6 @@ def test_report_is_written_whole(result, tmp_path):
     assert "Made-up &lt;GPU&gt;" in page
     assert page.count("<svg") == 1
     assert "not measured: ids differ" in page
-    costs = read_head_costs(files[2])
-    assert (costs.device, costs.source) == ("Made-up <GPU>", "run.json")
-    (head,) = costs.heads
-    assert (head.num_tokens, head.hidden, head.rank) == (1000, 100, 5)
-    assert head.routes == {
-        "full": RouteTimes(rows=[1], us=[2.5]),
-        "global": RouteTimes(rows=[1], us=[3.0]),
-    }
 
 
 def test_every_route_is_registered():
@@ -87,7 +78,6 @@ def test_every_route_is_registered():
         "local 128 x 1, no shuffle, rank 64", "local 128 x 1, int8, rank 64",
         "global 512, rank 64", *["isotonic", "price"] * 3,
     ]  # fmt: skip
-    assert [case.route for case in cases if case.route] == ["full", "local", "global"]
     # A once, B once, one row of h and 384 gathered rows, in half precision.
     assert cases[7].floor_bytes == 2 * (49152 * 64 + 64 * 576 + 576 + 384 * 576)
     assert cases[9].floor_bytes == cases[7].floor_bytes + 49152 * (4 - 64)
