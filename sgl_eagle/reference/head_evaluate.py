@@ -14,7 +14,7 @@ from sgl_eagle.reference.head_states import HeadStates
 from sgl_eagle_harness.reliability import expected_calibration_error
 from sgl_eagle_kernels.lm_head import HeadTopk
 
-ROWS = 256  # rows scored together; bounds the memory of gathered head rows
+ROWS = 64  # rows scored together; bounds the memory of gathered head rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

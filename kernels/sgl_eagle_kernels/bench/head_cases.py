@@ -15,7 +15,6 @@ from sgl_eagle_kernels.bench.case import CACHE_FACTOR, Case, Prepared, last_cach
 from sgl_eagle_kernels.lm_head import (
     GlobalTop,
     HeadTopk,
-    LocalTop,
     Shortlist,
     TwoStageHead,
     build_two_stage_head,
@@ -290,7 +289,7 @@ def cluster_case(num_tokens: int, hidden: int, num_rows: int) -> Case:
             from sgl_eagle_kernels.lm_head._triton import rank_listed
 
             ids, rest = choose()
-            return rank_listed(x, weight, ids, rest, TOPK)
+            return rank_listed(x, weight, ids, None, rest, TOPK)
 
         def check() -> str:
             ids, rest = choose()

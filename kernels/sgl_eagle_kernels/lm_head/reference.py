@@ -1,6 +1,6 @@
 """The two-stage head in plain torch: what the kernels and `cpu` must reproduce.
 
-Matrix products run in the dtype of the weights; everything after them in float32.
+Low-rank scores are products in the dtype of the weights; exact logits and all else are float32.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ class Candidates(NamedTuple):
     Attributes:
         ids: [N, C] int64 token ids; -1 is padding.
         dropped_log_mass: [N] float32 log-sum-exp of the low-rank scores of all other tokens.
+        scores: [N, C] float32 low-rank scores of the candidates, minus infinity for padding; None
+            takes the dropped mass as it is.
     """
 
     ids: Tensor
     dropped_log_mass: Tensor
+    scores: Tensor | None = None
 
 
 def choose_candidates(head_input: Tensor, head: TwoStageHead) -> Candidates:
@@ -112,7 +115,9 @@ def _settle(ids: Tensor, values: Tensor, dropped_log_mass: Tensor) -> Candidates
     # that are not numbers were struck out too, and have to reach the flag.
     broken = (values.isnan() | values.isposinf()).any(dim=-1)
     return Candidates(
-        ids.masked_fill(values.isneginf(), -1), dropped_log_mass.masked_fill(broken, torch.nan)
+        ids.masked_fill(values.isneginf(), -1),
+        dropped_log_mass.masked_fill(broken, torch.nan),
+        values,
     )
 
 
@@ -134,11 +139,37 @@ def rank_candidates(
     valid = candidates.ids >= 0
     ids = candidates.ids.clamp(min=0)
     rows = head.weight.index_select(0, ids.flatten()).view(num_rows, count, -1)
-    # With the vector first, the product of a CPU takes a third of the time.
-    logits = torch.bmm(head_input[:, None, :], rows.transpose(1, 2))[:, 0].float()
+    # In half precision a logit would be off by more than what the shortlist loses.
+    logits = torch.bmm(rows.float(), head_input.float()[:, :, None])[:, :, 0]
     logits = logits.masked_fill(~valid, -torch.inf)
-    log_normalizer = torch.logaddexp(logits.logsumexp(-1), candidates.dropped_log_mass)
+    dropped = candidates.dropped_log_mass
+    if candidates.scores is not None:
+        dropped = dropped + missing_log_mass(logits, candidates.scores)
+    log_normalizer = torch.logaddexp(logits.logsumexp(-1), dropped)
     return take_topk(rank_keys(logits, ids), log_normalizer, topk)
+
+
+def missing_log_mass(logits: Tensor, scores: Tensor) -> Tensor:
+    """What low-rank scores miss of the log mass of the tokens that a shortlist drops.
+
+    A score leaves out a part of its logit. Parts left out are up as often as down, but a sum of
+    exponentials gains more by the one than it loses by the other: of normally distributed parts,
+    the log of the mean exponential is their mean and half their variance. Candidates are chosen by
+    scores, so their own parts are a fair sample.
+
+    Args:
+        logits: [N, C] float32 exact logits of the candidates.
+        scores: [N, C] float32 low-rank scores; minus infinity in either is left out.
+
+    Returns:
+        [N] float32 nats, 0 where nothing is known.
+    """
+    known = (logits > -torch.inf) & (scores > -torch.inf)
+    count = known.sum(dim=-1, keepdim=True).clamp(min=1)
+    residual = torch.where(known, logits - scores, 0.0)
+    mean = residual.sum(dim=-1, keepdim=True) / count
+    variance = torch.where(known, residual - mean, 0.0).square().sum(dim=-1) / count[:, 0]
+    return mean[:, 0] + 0.5 * variance
 
 
 def take_topk(keys: Tensor, log_normalizer: Tensor, topk: int) -> HeadTopk:

@@ -18,6 +18,7 @@ from sgl_eagle_kernels.lm_head.reference import (  # noqa: E402
     choose_candidates,
     full_topk,
     low_rank_topk,
+    missing_log_mass,
 )
 
 SHORTLISTS = [
@@ -54,7 +55,9 @@ def test_every_step_agrees_with_a_plain_loop(head_maker, shortlist, num_rows):
             for token in sorted(group, key=lambda t: (-low_rank[t], t))[:kept]
         }
         logits = {token: float(head.weight[token] @ x[row]) for token in chosen}
-        others = [score for token, score in low_rank.items() if token not in chosen]
+        missing = torch.tensor([logits[token] - low_rank[token] for token in chosen])
+        shift = float(missing.mean() + missing.var(unbiased=False) / 2)
+        others = [score + shift for token, score in low_rank.items() if token not in chosen]
         normalizer = torch.tensor([*logits.values(), *others]).logsumexp(0)
         best = sorted(chosen, key=lambda t: (-logits[t], t))[:4]
         assert found.ids[row].tolist() == best
@@ -106,6 +109,25 @@ def test_rows_that_are_not_finite_are_flagged_and_do_not_touch_others(head_maker
     for row in (0, 2):
         assert found.ids[row].tolist() == clean.ids[row].tolist()
         assert found.log_probs[row].tolist() == clean.log_probs[row].tolist()
+
+
+def test_normal_parts_that_scores_leave_out_are_made_up_for():
+    # Scores of a large vocabulary miss a normally distributed part: the mass is that of the sum.
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 20000, generator=generator)
+    logits = scores + torch.tensor([[0.5], [1.0], [1.5]]) * torch.randn(
+        3, 20000, generator=generator
+    )
+    missing = missing_log_mass(logits[:, :500], scores[:, :500])
+    truth = logits[:, 500:].logsumexp(-1) - scores[:, 500:].logsumexp(-1)
+    torch.testing.assert_close(missing, truth, rtol=0, atol=0.15)
+    assert (truth > torch.tensor([0.1, 0.4, 1.0])).all()
+
+
+def test_candidates_without_a_score_or_a_logit_say_nothing_of_what_is_missing():
+    logits = torch.tensor([[1.0, 2.0, -torch.inf, 9.0], [-torch.inf] * 4])
+    scores = torch.tensor([[0.0, 3.0, 7.0, -torch.inf], [0.0] * 4])
+    assert missing_log_mass(logits, scores).tolist() == [0.5, 0.0]
 
 
 def test_padding_rows_of_the_full_head_never_win(head_maker):

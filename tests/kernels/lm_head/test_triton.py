@@ -92,8 +92,9 @@ def test_whole_numbers_agree_exactly(head_maker, shortlist, num_rows, rank, dtyp
     torch.testing.assert_close(found.log_normalizer, expected.log_normalizer, rtol=1e-5, atol=1e-5)
     if isinstance(shortlist, LocalTop):
         wanted = reference.choose_candidates(x.float(), exact)
-        chosen, mass = kernels.find_candidates(low, head)
+        chosen, scores, mass = kernels.find_candidates(low, head)
         assert torch.equal(chosen, wanted.ids)
+        assert torch.equal(scores, wanted.scores)
         torch.testing.assert_close(
             mass.logsumexp(-1), wanted.dropped_log_mass, rtol=1e-5, atol=1e-4
         )
@@ -114,6 +115,23 @@ def test_real_numbers_agree(head_maker, shortlist):
     expected = reference.two_stage_topk(x, head, 4)
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("shortlist", SHORTLISTS, ids=str)
+@pytest.mark.parametrize("num_rows", [2, 9])
+def test_what_scores_miss_is_added_to_the_dropped_mass(head_maker, shortlist, num_rows):
+    head = head_maker(shortlist, rank=20, device=DEVICE)
+    # Small enough for what is dropped to matter.
+    x = 0.2 * torch.randn(num_rows, 37, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    x[-1] = torch.nan
+    found, expected = (f(x, head, 4) for f in (kernels.two_stage_topk, reference.two_stage_topk))
+    assert torch.equal(found.ids, expected.ids)
+    assert found.is_finite.tolist() == [True] * (num_rows - 1) + [False]
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
+    chosen = reference.choose_candidates(x, head)
+    as_it_is = reference.rank_candidates(x, head, chosen._replace(scores=None), 4)
+    moved = (found.log_normalizer - as_it_is.log_normalizer)[:-1]
+    assert (moved.abs() > 0.01).any()
 
 
 @pytest.mark.parametrize("shortlist", [SHORTLISTS[0], SHORTLISTS[2]], ids=str)
@@ -149,7 +167,7 @@ def test_selection_is_that_of_a_sort(num_tokens, kind):
         group_size = select_kernels.choose_group_size(num_tokens, count)
         padded = torch.nn.functional.pad(scores, (0, -num_tokens % group_size), value=-torch.inf)
         groups = padded.view(3, -1, group_size)
-        found, dropped = select_kernels.select_top(
+        found, chosen, dropped = select_kernels.select_top(
             scores,
             groups.amax(-1),
             groups.logsumexp(-1),
@@ -160,6 +178,7 @@ def test_selection_is_that_of_a_sort(num_tokens, kind):
         best = keys.topk(count, dim=-1).indices.sort(dim=-1).values
         rest = scores.scatter(1, best, -torch.inf).logsumexp(-1)
         assert torch.equal(found, best.where(scores.gather(1, best) > -torch.inf, -1))
+        assert torch.equal(chosen, scores.gather(1, best))
         torch.testing.assert_close(dropped[:, 0], rest, rtol=1e-5, atol=1e-5)
 
 
@@ -243,8 +262,9 @@ def test_streamed_tiles_agree_exactly(head_maker, shortlist, num_rows, rank):
     assert stream_kernels.can_stream(low, head)
     exact = build_like(head, torch.float32)
     wanted = reference.choose_candidates(x.float(), exact)
-    ids, mass, logits = stream_kernels.stream_tiles(low, head, x)
+    ids, scores, mass, logits = stream_kernels.stream_tiles(low, head, x)
     assert torch.equal(ids, wanted.ids)
+    assert torch.equal(scores, wanted.scores)
     torch.testing.assert_close(mass.logsumexp(-1), wanted.dropped_log_mass, rtol=1e-5, atol=1e-4)
     if num_rows == 1:
         assert torch.equal(logits, stage2_kernels.gather_dot(x, head.weight, ids))
@@ -297,10 +317,14 @@ def test_places_are_those_of_a_sort(monkeypatch, num_rows, count):
     ids[:, 3] = -1
     logits[:, 3] = -torch.inf
     mass = torch.randn(num_rows, 3, generator=generator)
-    normalizer = torch.cat([logits, mass], 1).logsumexp(-1)
+    scores = logits + torch.randn(num_rows, count, generator=generator)
+    scores[:, 2] = -torch.inf
+    raised = mass + reference.missing_log_mass(logits, scores)[:, None]
+    normalizer = torch.cat([logits, raised], 1).logsumexp(-1)
     keys = reference.rank_keys(logits, ids.clamp(min=0))
     expected = reference.take_topk(keys, normalizer, 4)
-    found = rank_kernels.rank_candidates(ids.to(DEVICE), logits.to(DEVICE), mass.to(DEVICE), 4)
+    inputs = (tensor.to(DEVICE) for tensor in (ids, logits, scores, mass))
+    found = rank_kernels.rank_candidates(*inputs, 4)
     assert torch.equal(found.ids.cpu(), expected.ids)
     torch.testing.assert_close(found.log_probs.cpu(), expected.log_probs, rtol=1e-5, atol=1e-5)
     assert found.is_finite.all()

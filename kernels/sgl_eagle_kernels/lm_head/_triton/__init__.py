@@ -31,16 +31,21 @@ def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTop
     """
     x = project(head_input, head)
     if can_stream(x, head):
-        candidates, mass, logits = stream_tiles(x, head, head_input)
+        candidates, scores, mass, logits = stream_tiles(x, head, head_input)
         if logits is not None:
-            return rank_candidates(candidates, logits, mass, topk)
+            return rank_candidates(candidates, logits, scores, mass, topk)
     else:
-        candidates, mass = find_candidates(x, head)
-    return rank_listed(head_input, head.weight, candidates, mass, topk)
+        candidates, scores, mass = find_candidates(x, head)
+    return rank_listed(head_input, head.weight, candidates, scores, mass, topk)
 
 
 def rank_listed(
-    head_input: Tensor, weight: Tensor, candidates: Tensor, mass: Tensor, topk: int
+    head_input: Tensor,
+    weight: Tensor,
+    candidates: Tensor,
+    scores: Tensor | None,
+    mass: Tensor,
+    topk: int,
 ) -> HeadTopk:
     """Stage 2.
 
@@ -48,16 +53,19 @@ def rank_listed(
         head_input: [N, H] contiguous.
         weight: [>= V, H] contiguous along H.
         candidates: [N, C] int64 contiguous, -1 for padding.
+        scores: [N, C] float32 contiguous low-rank scores, minus infinity for padding; None takes
+            the masses as they are.
         mass: [N, T] float32 contiguous log masses of what was dropped.
         topk: K, at most C.
 
     Returns:
         The best K candidates of each row.
     """
-    return rank_candidates(candidates, gather_dot(head_input, weight, candidates), mass, topk)
+    logits = gather_dot(head_input, weight, candidates)
+    return rank_candidates(candidates, logits, scores, mass, topk)
 
 
-def find_candidates(x: Tensor, head: TwoStageHead) -> tuple[Tensor, Tensor]:
+def find_candidates(x: Tensor, head: TwoStageHead) -> tuple[Tensor, Tensor, Tensor]:
     """Stage 1.
 
     Args:
@@ -65,12 +73,12 @@ def find_candidates(x: Tensor, head: TwoStageHead) -> tuple[Tensor, Tensor]:
         head: Weights.
 
     Returns:
-        [N, C] int64 candidates, -1 for padding, and [N, T] float32 log masses of what was dropped,
-        for some number T of parts.
+        [N, C] int64 candidates, -1 for padding, [N, C] float32 low-rank scores, minus infinity for
+        padding, and [N, T] float32 log masses of what was dropped, for some number T of parts.
     """
     if isinstance(head.shortlist, LocalTop):
         return find_local(x, head, head.shortlist)
     count = head.num_candidates
     group_size = choose_group_size(head.num_tokens, count)
-    scores, best, mass = score_groups(x, head, group_size)
-    return select_top(scores, best, mass, group_size=group_size, count=count)
+    all_scores, best, mass = score_groups(x, head, group_size)
+    return select_top(all_scores, best, mass, group_size=group_size, count=count)

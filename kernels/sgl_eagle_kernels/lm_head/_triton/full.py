@@ -71,6 +71,6 @@ def full_topk(head_input: Tensor, weight: Tensor, topk: int) -> HeadTopk:
         num_warps=8,
         **launch_options(logits.device),
     )  # fmt: skip
-    ids, dropped = select_top(logits, best, mass, group_size=group_size, count=topk)
+    ids, _, dropped = select_top(logits, best, mass, group_size=group_size, count=topk)
     chosen = logits.gather(1, ids.clamp(min=0)).float().masked_fill_(ids < 0, -torch.inf)
-    return rank_candidates(ids, chosen, dropped, topk)
+    return rank_candidates(ids, chosen, None, dropped, topk)

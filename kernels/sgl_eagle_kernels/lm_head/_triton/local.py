@@ -33,6 +33,7 @@ def best_of_tile_kernel(
     scale_ptr,
     ids_ptr,
     candidates_ptr,
+    chosen_ptr,
     mass_ptr,
     num_rows,
     num_tokens,
@@ -94,6 +95,7 @@ def best_of_tile_kernel(
                     token = tl.load(ids_ptr + token, mask=row_mask & real, other=0)
                 token = tl.where(real, token, -1).to(tl.int64)
                 tl.store(candidates_ptr + rows64 * num_tiles + tile, token, mask=row_mask)
+                tl.store(chosen_ptr + rows64 * num_tiles + tile, value, mask=row_mask)
                 best, best_part, second, rest = see_nothing(BLOCK_N, BLOCK_V)
 
 
@@ -104,6 +106,7 @@ def top_of_tile_kernel(
     scale_ptr,
     ids_ptr,
     candidates_ptr,
+    chosen_ptr,
     mass_ptr,
     num_rows,
     num_tokens,
@@ -150,11 +153,10 @@ def top_of_tile_kernel(
                 token = tile * TILE + place
                 if HAS_IDS:
                     token = tl.load(ids_ptr + token, mask=row_mask & real, other=0)
-                tl.store(
-                    candidates_ptr + (rows64 * num_tiles + tile) * PER_TILE + rank,
-                    tl.where(real, token, -1).to(tl.int64),
-                    mask=row_mask,
-                )
+                at = (rows64 * num_tiles + tile) * PER_TILE + rank
+                token = tl.where(real, token, -1).to(tl.int64)
+                tl.store(candidates_ptr + at, token, mask=row_mask)
+                tl.store(chosen_ptr + at, value, mask=row_mask)
                 broken = broken | (value == float("inf")).to(tl.int32)
                 chosen = (lane[None, :] == place[:, None]) & real[:, None]
                 rest = tl.where(chosen, float("-inf"), rest)
@@ -164,7 +166,7 @@ def top_of_tile_kernel(
             scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
 
 
-def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tensor, Tensor]:
+def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tensor, Tensor, Tensor]:
     """The best tokens of every tile, in one launch.
 
     Args:
@@ -173,17 +175,19 @@ def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tens
         shortlist: Tiles.
 
     Returns:
-        [N, C] int64 candidates, -1 for padding, and [N, T] float32 log mass dropped in each tile.
+        [N, C] int64 candidates, -1 for padding, [N, C] float32 low-rank scores, minus infinity for
+        padding, and [N, T] float32 log mass dropped in each tile.
     """
     num_rows, rank = x.shape
     per_tile = shortlist.per_tile
     num_tiles = triton.cdiv(head.num_tokens, shortlist.tile_size)
     candidates = torch.empty(num_rows, num_tiles * per_tile, dtype=torch.int64, device=x.device)
+    chosen = torch.empty(candidates.shape, dtype=torch.float32, device=x.device)
     mass = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=x.device)
     blocks = choose_blocks(x, _choose_part(head, shortlist, num_rows), num_tiles)
     kernel = best_of_tile_kernel if per_tile == 1 else top_of_tile_kernel
     kernel[triton.cdiv(num_rows, blocks.rows), blocks.walkers](
-        x, head.up, head.up_scale, head.ids, candidates, mass,
+        x, head.up, head.up_scale, head.ids, candidates, chosen, mass,
         num_rows, head.num_tokens, num_tiles,
         x.stride(0), head.up.stride(0),
         HAS_SCALE=head.up_scale is not None,
@@ -198,7 +202,7 @@ def find_local(x: Tensor, head: TwoStageHead, shortlist: LocalTop) -> tuple[Tens
         **({} if per_tile == 1 else {"PER_TILE": per_tile}),
         **launch_options(x.device),
     )  # fmt: skip
-    return candidates, mass
+    return candidates, chosen, mass
 
 
 def _choose_part(head: TwoStageHead, shortlist: LocalTop, num_rows: int) -> int:

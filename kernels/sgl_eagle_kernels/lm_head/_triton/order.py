@@ -66,6 +66,17 @@ def log_mass(scores, axis: tl.constexpr):
 
 
 @triton.jit
+def missing_log_mass(logits, scores):
+    """Nats that scores of candidates miss of a log mass; `reference.missing_log_mass` says why."""
+    known = (logits > float("-inf")) & (scores > float("-inf"))
+    count = tl.maximum(tl.sum(known.to(tl.float32), axis=0), 1.0)
+    residual = tl.where(known, logits - scores, 0.0)
+    mean = tl.sum(residual, axis=0) / count
+    spread = tl.where(known, residual - mean, 0.0)
+    return mean + 0.5 * tl.sum(spread * spread, axis=0) / count
+
+
+@triton.jit
 def add_log_masses(left, right):
     """Log of the sum of two masses; NaN and infinity pass through."""
     # They must reach the flag, so the larger is not found by comparing alone.

@@ -17,6 +17,7 @@ from sgl_eagle_kernels.lm_head._triton.order import (
     id_of,
     key_of,
     log_mass,
+    missing_log_mass,
     order_of,
     score_of,
 )
@@ -31,6 +32,7 @@ MOST_COMPARED = 8192  # pairs of candidates that one program compares
 def places_kernel(
     candidates_ptr,
     logits_ptr,
+    scores_ptr,
     mass_ptr,
     log_probs_ptr,
     top_ids_ptr,
@@ -38,6 +40,7 @@ def places_kernel(
     finite_ptr,
     num_candidates,
     num_masses,
+    HAS_SCORES: tl.constexpr,
     TOPK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -64,7 +67,11 @@ def places_kernel(
     own_keys = _place_key(own_logits, own_ids, own)
     comes_before = _place_key(logits, ids, lane)[None, :] > own_keys[:, None]
     place = tl.sum(comes_before.to(tl.int32), axis=1)
-    normalizer = add_log_masses(log_mass(logits, 0), log_mass(mass, 0))
+    dropped = log_mass(mass, 0)
+    if HAS_SCORES:
+        scores = tl.load(scores_ptr + at + lane, mask=listed, other=float("-inf"))
+        dropped += missing_log_mass(logits, scores)
+    normalizer = add_log_masses(log_mass(logits, 0), dropped)
     finite = (normalizer - normalizer) == 0.0
     if tl.program_id(0) == 0:
         tl.store(normalizer_ptr + row, normalizer)
@@ -88,6 +95,7 @@ def _place_key(logits, ids, lane):
 def best_of_row_kernel(
     candidates_ptr,
     logits_ptr,
+    scores_ptr,
     mass_ptr,
     log_probs_ptr,
     top_ids_ptr,
@@ -95,6 +103,7 @@ def best_of_row_kernel(
     finite_ptr,
     num_candidates,
     num_masses,
+    HAS_SCORES: tl.constexpr,
     TOPK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -110,7 +119,11 @@ def best_of_row_kernel(
     mass = tl.load(mass_ptr + row * num_masses + part, mask=part < num_masses, other=float("-inf"))
     ids = tl.load(candidates_ptr + at, mask=listed, other=-1)
     logits = tl.load(logits_ptr + at, mask=listed, other=float("-inf"))
-    normalizer = add_log_masses(log_mass(logits, 0), log_mass(mass, 0))
+    dropped = log_mass(mass, 0)
+    if HAS_SCORES:
+        scores = tl.load(scores_ptr + at, mask=listed, other=float("-inf"))
+        dropped += missing_log_mass(logits, scores)
+    normalizer = add_log_masses(log_mass(logits, 0), dropped)
     finite = (normalizer - normalizer) == 0.0
     tl.store(normalizer_ptr + row, normalizer)
     tl.store(finite_ptr + row, finite)
@@ -127,12 +140,16 @@ def best_of_row_kernel(
         order = tl.where(chosen, -0x80000000, order)
 
 
-def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int) -> HeadTopk:
+def rank_candidates(
+    candidates: Tensor, logits: Tensor, scores: Tensor | None, mass: Tensor, topk: int
+) -> HeadTopk:
     """The best candidates of every row.
 
     Args:
         candidates: [N, C] int64 contiguous ids, -1 for padding.
         logits: [N, C] float32 contiguous exact logits, minus infinity for padding.
+        scores: [N, C] float32 contiguous low-rank scores, likewise; None takes the masses as they
+            are.
         mass: [N, T] float32 contiguous log masses of what was dropped.
         topk: K.
 
@@ -149,11 +166,12 @@ def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int)
     )
     block_c = triton.next_power_of_2(count)
     block_t = triton.next_power_of_2(mass.shape[1])
-    arguments = (candidates, logits, mass, *result, count, mass.shape[1])
+    arguments = (candidates, logits, scores, mass, *result, count, mass.shape[1])
     if num_rows <= MOST_COUNTED_ROWS:
         block_i = min(block_c, max(1, MOST_COMPARED // block_c))
         places_kernel[triton.cdiv(count, block_i), num_rows](
             *arguments,
+            HAS_SCORES=scores is not None,
             TOPK=topk,
             BLOCK_C=block_c,
             BLOCK_T=block_t,
@@ -164,6 +182,7 @@ def rank_candidates(candidates: Tensor, logits: Tensor, mass: Tensor, topk: int)
         return result
     best_of_row_kernel[num_rows,](
         *arguments,
+        HAS_SCORES=scores is not None,
         TOPK=topk,
         BLOCK_C=block_c,
         BLOCK_T=block_t,

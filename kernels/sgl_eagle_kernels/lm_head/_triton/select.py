@@ -94,6 +94,7 @@ def select_top_kernel(
     mass_ptr,
     groups_ptr,
     candidates_ptr,
+    chosen_ptr,
     dropped_ptr,
     num_tokens,
     num_groups,
@@ -137,6 +138,7 @@ def select_top_kernel(
     tl.store(
         candidates_ptr + row * COUNT + place, tl.where(real, token, -1).to(tl.int64), mask=kept
     )
+    tl.store(chosen_ptr + row * COUNT + place, score, mask=kept)
     dropped = add_log_masses(log_mass(tl.where(kept, float("-inf"), score), 0), outside)
     tl.store(dropped_ptr + row, tl.where(broken != 0, float("nan"), dropped))
 
@@ -159,7 +161,7 @@ def choose_group_size(num_tokens: int, count: int) -> int:
 
 def select_top(
     scores: Tensor, best: Tensor, mass: Tensor, *, group_size: int, count: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The exact best tokens of every row, in one launch.
 
     Args:
@@ -170,19 +172,20 @@ def select_top(
         count: C, at most V.
 
     Returns:
-        [N, C] int64 candidates in order of id, -1 for those of minus infinity, and [N, 1] float32
-        log mass of all other tokens.
+        [N, C] int64 candidates in order of id, -1 for those of minus infinity, their [N, C] float32
+        scores, and [N, 1] float32 log mass of all other tokens.
     """
     num_rows, num_tokens = scores.shape
     num_groups = best.shape[1]
     group_count = min(count, num_groups)
     groups = torch.empty(num_rows, group_count, dtype=torch.int32, device=scores.device)
     candidates = torch.empty(num_rows, count, dtype=torch.int64, device=scores.device)
+    chosen = torch.empty(num_rows, count, dtype=torch.float32, device=scores.device)
     dropped = torch.empty(num_rows, 1, dtype=torch.float32, device=scores.device)
     block_g = triton.next_power_of_2(num_groups)
     block_e = triton.next_power_of_2(group_count * group_size)
     select_top_kernel[num_rows,](
-        scores, best, mass, groups, candidates, dropped,
+        scores, best, mass, groups, candidates, chosen, dropped,
         num_tokens, num_groups, scores.stride(0), best.stride(0),
         COUNT=count,
         GROUP_COUNT=group_count,
@@ -192,4 +195,4 @@ def select_top(
         num_warps=min(32, max(4, max(block_g, block_e) // 512)),
         **launch_options(scores.device),
     )  # fmt: skip
-    return candidates, dropped
+    return candidates, chosen, dropped

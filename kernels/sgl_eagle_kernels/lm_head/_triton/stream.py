@@ -44,11 +44,11 @@ LEAST_SHARED_BYTES = 200_000
 
 @triton.jit
 def _finish_tile(memory_best, memory_part, memory_second, memory_rest, lane, first_token):
-    # Of each row: its best token by its place in the vocabulary, -1 for none, and the log mass of
-    # the rest.
+    # Of each row: its best token by its place in the vocabulary, -1 for none, that token's score,
+    # and the log mass of the rest.
     places = memory_part * lane.shape[0] + lane[:, None]
     value, place, mass = close_tile(memory_best, places, memory_second, memory_rest, 0)
-    return tl.where(value > float("-inf"), first_token + place, -1), mass
+    return tl.where(value > float("-inf"), first_token + place, -1), value, mass
 
 
 @triton.jit
@@ -92,6 +92,7 @@ def stream_tiles_kernel(
     head_input_ptr,
     weight_ptr,
     candidates_ptr,
+    scores_ptr,
     mass_ptr,
     logits_ptr,
     num_rows,
@@ -118,16 +119,15 @@ def stream_tiles_kernel(
     tiles, BLOCK_T at most; other programs still stream meanwhile.
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
-    rows, lane = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V)
-    whole_k, slot = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_T)
+    rows, lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_T)
+    whole_k = tl.arange(0, BLOCK_K)
     k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
-    chosen = tl.full((BLOCK_T,), -1, tl.int32)
     await_inputs(OVERLAP)
     # Without steps over the rank it is loaded once.
     whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
-    scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
+    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_T,), -1, tl.int32)
     best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
         turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
@@ -147,9 +147,10 @@ def stream_tiles_kernel(
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
         if step % tile_steps == tile_steps - 1:
-            found, mass = _finish_tile(best, best_part, second, rest, lane, tile * TILE)
+            found, value, mass = _finish_tile(best, best_part, second, rest, lane, tile * TILE)
             best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
             at = rows.to(tl.int64) * num_tiles + tile
+            tl.store(scores_ptr + at, value, mask=rows < num_rows)
             tl.store(mass_ptr + at, mass, mask=rows < num_rows)
             if GATHERS:
                 chosen = tl.where(slot == turn, tl.sum(found * (rows == 0), axis=0), chosen)
@@ -169,12 +170,14 @@ class StreamedTiles(NamedTuple):
 
     Attributes:
         ids: [N, T] int64, -1 for padding.
+        scores: [N, T] float32 low-rank scores of theirs, minus infinity for padding.
         mass: [N, T] float32 log mass dropped in each tile.
         logits: [N, T] float32 exact logits, minus infinity for padding; None where stage 2 has to
             compute them.
     """
 
     ids: Tensor
+    scores: Tensor
     mass: Tensor
     logits: Tensor | None
 
@@ -226,6 +229,7 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
     gathers = num_rows == 1 and block_t <= MOST_GATHERED
     found = StreamedTiles(
         ids=torch.empty(num_rows, num_tiles, dtype=torch.int64, device=device),
+        scores=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
         mass=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
         logits=torch.empty(1, num_tiles, dtype=torch.float32, device=device) if gathers else None,
     )
