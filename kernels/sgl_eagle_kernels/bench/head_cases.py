@@ -277,13 +277,13 @@ def cluster_case(num_tokens: int, hidden: int, num_rows: int) -> Case:
         x = random_normal(seed + 1, num_rows, hidden).bfloat16()
         places = torch.arange(CLUSTER_SIZE, device="cuda")
 
-        def choose() -> head_reference.Candidates:
+        def choose() -> tuple[Tensor, Tensor]:
             scores = functional.linear(x, centres).float()
             best = scores.topk(NUM_CLUSTERS, dim=-1).indices
             ids = (best[:, :, None] * CLUSTER_SIZE + places).flatten(1)
             # The mass of what is dropped is that of its centres.
             rest = scores.scatter(1, best, -torch.inf) + math.log(CLUSTER_SIZE)
-            return head_reference.Candidates(ids.masked_fill(ids >= num_tokens, -1), rest)
+            return ids.masked_fill(ids >= num_tokens, -1), rest
 
         def run() -> HeadTopk:
             from sgl_eagle_kernels.lm_head._triton import rank_listed
