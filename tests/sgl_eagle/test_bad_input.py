@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -467,20 +468,24 @@ def test_a_folder_that_another_command_fills_is_refused(
             assert f"{out} is being filled by another command" in message
 
 
-@pytest.fixture
+@contextmanager
 def tiny_disk(monkeypatch):
-    """No file may grow beyond a kilobyte: what a full disk does, for one process."""
+    """No file may grow beyond a kilobyte: what a full disk does, for one process.
+
+    Not a fixture: it would still hold when the outcome of the test is written to a log.
+    """
     # The import system would leave modules behind that are cut off and never compiled again.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("tiny_disk")
 def test_a_full_disk_is_named_and_holds_nothing_half_written(
-    work, pair, prompt_file, tmp_path, refused
+    work, pair, prompt_file, tmp_path, refused, monkeypatch
 ):
     sizes = ["--max-new-tokens", "8", "--num-steps", "2", "--beams", "1,2"]
     traces = [work / "traces"]
@@ -491,18 +496,19 @@ def test_a_full_disk_is_named_and_holds_nothing_half_written(
         "tune": [*traces, "--cost", work / "cost.json", "--trials", "2", "--quiet"],
     }
     for command, options in commands.items():
-        message = refused(command, *options, "--out", tmp_path / "out")
+        with tiny_disk(monkeypatch):
+            message = refused(command, *options, "--out", tmp_path / "out")
         assert f"cannot write {tmp_path}" in message
         assert "File too large" in message
 
 
-@pytest.mark.usefixtures("tiny_disk")
 def test_weights_for_which_there_is_no_room_leave_the_older_ones(
-    target_folder, good_draft, tmp_path, refused
+    target_folder, good_draft, tmp_path, refused, monkeypatch
 ):
     draft = shutil.copytree(good_draft, tmp_path / "draft", copy_function=os.link)
     factors = ["head", "factorize", "--method", "svd", "--rank", "16"]
-    message = refused(*factors, "--target", target_folder, "--draft", draft, "--quiet")
+    with tiny_disk(monkeypatch):
+        message = refused(*factors, "--target", target_folder, "--draft", draft, "--quiet")
     assert "factors.safetensors: " in message
     from sgl_eagle.reference.draft_checkpoint import load_draft_config, save_draft
     from sgl_eagle.reference.draft_models import build_draft
@@ -510,8 +516,10 @@ def test_weights_for_which_there_is_no_room_leave_the_older_ones(
     before = {path.name: path.stat().st_mtime_ns for path in draft.iterdir()}
     model = tiny_models.make_target()
     borrowed = {"embed_tokens": model.model.embed_tokens.weight, "lm_head": model.lm_head.weight}
-    with pytest.raises(OutputError, match=r"cannot write .*model\.safetensors: "):
-        save_draft(build_draft(load_draft_config(draft), **borrowed), draft)
+    unsaved = build_draft(load_draft_config(draft), **borrowed)
+    failure = pytest.raises(OutputError, match=r"cannot write .*model\.safetensors: ")
+    with tiny_disk(monkeypatch), failure:
+        save_draft(unsaved, draft)
     assert {path.name: path.stat().st_mtime_ns for path in draft.iterdir()} == before
 
 
