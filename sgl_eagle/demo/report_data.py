@@ -10,6 +10,7 @@ import torch
 from sgl_eagle.demo.config import POLICY_FILE
 from sgl_eagle.demo.results import MeasuredWorkload, overall_result, workload_result
 from sgl_eagle.reference.comparison import NEAR_TIE_BOUND, compare_steps, compare_texts
+from sgl_eagle.reference.ordered_attention import ATTENTION_BACKEND
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle_harness.cost_file import CostFile
 from sgl_eagle_harness.dense_trace import DenseTrace
@@ -161,7 +162,7 @@ def _provenance(
         cpu=here.cpu,
         num_threads=torch.get_num_threads(),
         dtype=pair.dtype,
-        attention_backend="sdpa",
+        attention_backend=ATTENTION_BACKEND,
         batch_size=1,
         target=ModelIdentity(name=pair.target_identity.name, digest=pair.target_identity.sha256),
         draft=ModelIdentity(

@@ -14,6 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+ATTENTION_BACKEND = "ordered float32"
+"""What cost tables and reports call this attention."""
+
 _QUERIES_AT_ONCE = 512  # bounds the scores of a long pass
 _KEYS_AT_ONCE = 256  # of a longer sum, libraries choose blocks by its length
 

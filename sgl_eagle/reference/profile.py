@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sgl_eagle.reference.decision_time import with_decision_times
+from sgl_eagle.reference.ordered_attention import ATTENTION_BACKEND
 from sgl_eagle.reference.pair import Pair
 from sgl_eagle.reference.sampling_config import GREEDY
 from sgl_eagle.reference.target import KvCache
@@ -95,7 +96,7 @@ def cost_setup(pair: Pair) -> CostSetup:
         device=(here.gpu or "GPU") if on_gpu else here.cpu,
         tensor_parallel_size=1,
         dtype=pair.dtype,
-        attention_backend="sdpa",
+        attention_backend=ATTENTION_BACKEND,
         engine="reference",
         engine_version=_own_version(),
         num_threads=torch.get_num_threads(),
