@@ -52,7 +52,7 @@ def profile_server(command: list[str], *, timeout_s: float = START_TIMEOUT_S) ->
         try:
             return load_cost_file(_wait_for_table(server, costs, log, timeout_s))
         finally:
-            _stop(server)
+            stop_server(server)
 
 
 def _environment(costs: Path) -> dict[str, str]:
@@ -77,11 +77,17 @@ def _wait_for_table(
         time.sleep(POLL_S)
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def stop_server(server: subprocess.Popen[bytes], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    """End a server and all its processes.
+
+    Args:
+        server: Leads a process group of its own.
+        timeout_s: How long it may take to end, before it is killed.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
-            server.wait(STOP_TIMEOUT_S)
+            server.wait(timeout_s)
         except ProcessLookupError:
             return
         except subprocess.TimeoutExpired:

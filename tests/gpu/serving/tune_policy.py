@@ -12,9 +12,7 @@ is served anywhere else needs a run of its own. Every part is a command of sgl-e
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +22,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+from sgl_eagle.plugin.profile_command import stop_server
 from sgl_eagle.reference.prompts import load_prompts, load_shipped_prompts, select_prompts
 from sgl_eagle_harness.errors import SglEagleError
 from sgl_eagle_harness.trace_store import read_dense_trace
@@ -89,7 +88,7 @@ def recording_server(args, traces):
         _wait_until_healthy(server, url, log)
         yield url
     finally:
-        _stop(server)
+        stop_server(server, timeout_s=STOP_TIMEOUT_S)
 
 
 def _wait_until_healthy(server, url, log):
@@ -104,17 +103,6 @@ def _wait_until_healthy(server, url, log):
             time.sleep(POLL_S)
     end = log.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:]
     raise TuningError(f"the recording server did not start:\n{end}")
-
-
-def _stop(server):
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.pid, number)
-            server.wait(STOP_TIMEOUT_S)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def wait_for_traces(traces, num_prompts):
