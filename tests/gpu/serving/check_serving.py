@@ -444,9 +444,9 @@ def main(words=None):
         if check.reference in check.alive() and args.num_equal:
             check.check_equality(prompts[: args.num_equal])
         if not differing(check.results):
+            check.time_engines(prompts)
             if check.reference in check.alive() and args.num_samples:
                 check.check_sampling(prompts)
-            check.time_engines(prompts)
             check.profile_rounds(prompts)
     except (EngineError, LookupError, ValueError) as error:
         check.results["failures"]["script"] = repr(error)
