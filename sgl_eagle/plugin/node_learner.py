@@ -66,7 +66,6 @@ class NodeLearner:
             VerifiedRows(
                 batch_size=step.batch_size,
                 elapsed_us=step.elapsed_us,
-                speculated=step.depths[rows] > 0,
                 depths=step.depths[rows],
                 num_draft_tokens=step.num_draft_tokens[rows],
                 num_correct_drafts=step.num_accept_tokens[rows] - 1,

@@ -36,7 +36,6 @@ def step(shape, *, num_rows=1, correct=2, elapsed_us=None) -> VerifiedRows:
     return VerifiedRows(
         batch_size=num_rows,
         elapsed_us=elapsed_us,
-        speculated=np.full(num_rows, shape.num_steps > 0),
         depths=np.full(num_rows, shape.num_steps),
         num_draft_tokens=np.full(num_rows, shape.num_draft_tokens),
         num_correct_drafts=np.full(num_rows, correct if shape.num_steps else 0),

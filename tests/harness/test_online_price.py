@@ -36,7 +36,6 @@ def step(num_rows=1, *, elapsed_us=1000.0, depth=3, size=8, correct=2) -> Verifi
     return VerifiedRows(
         batch_size=num_rows,
         elapsed_us=elapsed_us,
-        speculated=np.full(num_rows, depth > 0),
         depths=np.full(num_rows, depth),
         num_draft_tokens=np.full(num_rows, size),
         num_correct_drafts=np.full(num_rows, correct),

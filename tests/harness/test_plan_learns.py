@@ -85,7 +85,6 @@ def share_of_best(rng, trees, *, batch_size, wrong_by, num_rounds=3000):
             VerifiedRows(
                 batch_size=batch_size,
                 elapsed_us=took,
-                speculated=np.full(batch_size, shape.num_steps > 0),
                 depths=np.full(batch_size, shape.num_steps),
                 num_draft_tokens=np.full(batch_size, shape.num_draft_tokens),
                 num_correct_drafts=found,

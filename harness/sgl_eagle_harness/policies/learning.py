@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from sgl_eagle_harness.types import BoolArray, Float32Array, FloatArray, IntArray
+from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
 REFRESH_STEPS = 128
 """Steps between two refreshes: one takes some milliseconds, what lies between only remembers."""
@@ -18,7 +18,6 @@ class VerifiedRows:
     Attributes:
         batch_size: Requests decoded together.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
-        speculated: [B] bool.
         depths: [B] int64, levels drafted, 0 for plain rows.
         num_draft_tokens: [B] int64, nodes verified, root included.
         num_correct_drafts: [B] int64.
@@ -26,7 +25,6 @@ class VerifiedRows:
 
     batch_size: int
     elapsed_us: float | None
-    speculated: BoolArray
     depths: IntArray
     num_draft_tokens: IntArray
     num_correct_drafts: IntArray

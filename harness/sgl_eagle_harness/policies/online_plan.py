@@ -14,6 +14,7 @@ from sgl_eagle_harness.calibration import Calibration
 from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
 from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape, choose_shape
@@ -80,14 +81,12 @@ class OnlinePlanPolicy:
             CalibrationError: If the map cannot be refined.
         """
         self._plan = plan
-        self._refresh_steps = refresh_steps
+        self._log = ObservationLog(refresh_steps)
         self._calibration = OnlineCalibration(calibration, num_depths=plan.num_steps)
         self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
         self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
         self._index = {shape: index for index, shape in enumerate(plan.shapes)}
         self._policies = {shape: plan.policy_of(shape) for shape in plan.shapes}
-        self._nodes: list[tuple[IntArray, Float32Array, FloatArray]] = []
-        self._steps: list[VerifiedRows] = []
         self._chosen: dict[tuple[_Key, int | None], int] = {}
         self._running: int | None = None
         self._latest: _Key | None = None
@@ -207,7 +206,7 @@ class OnlinePlanPolicy:
             path_log_confidence: [M] float32, finite.
             accepted: [M] in [0, 1].
         """
-        self._nodes.append((depths, path_log_confidence, accepted))
+        self._log.add_tree(depths, path_log_confidence, accepted)
 
     def observe_step(self, rows: VerifiedRows) -> None:
         """Remember what a round yielded and how long it took; learn from it at a refresh.
@@ -215,9 +214,8 @@ class OnlinePlanPolicy:
         Args:
             rows: One finished step.
         """
-        self._steps.append(rows)
-        if len(self._steps) >= self._refresh_steps:
-            self._refresh()
+        if self._log.add_step(rows):
+            self._refresh(self._log.take())
 
     def _choose(self, key: _Key, incumbent: int | None) -> int:
         chosen = self._chosen.get((key, incumbent))
@@ -227,10 +225,9 @@ class OnlinePlanPolicy:
             self._chosen[key, incumbent] = chosen
         return chosen
 
-    def _refresh(self) -> None:
-        self._learn_yields()
-        self._learn_times()
-        self._nodes, self._steps = [], []
+    def _refresh(self, seen: Observations) -> None:
+        self._learn_yields(seen)
+        self._learn_times(seen)
         drafts = tuple(map(tuple, self._yield.expected_drafts().tolist()))
         self._plan = replace(self._plan, expected_drafts=drafts)
         self._chosen.clear()
@@ -239,27 +236,19 @@ class OnlinePlanPolicy:
         if self._num_refreshes % REFRESHES_BETWEEN_TRIALS == 0 and self._latest is not None:
             self._trial = self._find_trial(self._latest)
 
-    def _learn_yields(self) -> None:
-        nodes = [each for each in self._nodes if len(each[0])]
-        if nodes:
-            self._calibration.observe(
-                *(np.concatenate(parts) for parts in zip(*nodes, strict=True))
-            )
-        self._yield.age(len(self._steps))
-        depths, sizes, correct = (
-            np.concatenate([getattr(rows, name) for rows in self._steps])
-            for name in ("depths", "num_draft_tokens", "num_correct_drafts")
-        )
-        drafted = depths > 0
-        columns = np.searchsorted(self.verify_sizes, sizes[drafted])
-        columns = np.minimum(columns, len(self.verify_sizes) - 1)
-        trees = [(levels, logs) for levels, logs, _ in nodes]
+    def _learn_yields(self, seen: Observations) -> None:
+        self._calibration.observe(*seen.nodes())
+        self._yield.age(len(seen.steps))
+        trees = [(depths, logs) for depths, logs, _ in seen.trees]
         self._yield.observe_trees(trees, self._calibration.calibration())
-        self._yield.observe_rows(depths[drafted], columns, correct[drafted])
+        depths, sizes, correct = seen.drafted_rows()
+        columns = np.searchsorted(self.verify_sizes, sizes)
+        columns = np.minimum(columns, len(self.verify_sizes) - 1)
+        self._yield.observe_rows(depths, columns, correct)
 
-    def _learn_times(self) -> None:
+    def _learn_times(self, seen: Observations) -> None:
         rounds: dict[tuple[int, int, int], list[float]] = {}
-        for rows in self._steps:
+        for rows in seen.steps:
             if rows.elapsed_us is not None and len(rows.depths):
                 key = rows.batch_size, int(rows.depths.max()), int(rows.num_draft_tokens.max())
                 rounds.setdefault(key, []).append(rows.elapsed_us)

@@ -15,6 +15,7 @@ from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.plan_throughput import PlanThroughput, plan_throughput
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.price_tracker import PriceTracker
@@ -28,8 +29,6 @@ from sgl_eagle_harness.types import (
     IntArray,
     TreeLimits,
 )
-
-_ObservedNodes = tuple[IntArray, Float32Array, FloatArray]
 
 PRIOR_DRAFTS = 50.0
 """Correct drafts that the average tree counts for before any was seen."""
@@ -68,9 +67,7 @@ class OnlinePricePolicy:
         """
         self._prior = self._base = policy
         self._context = typical_context
-        self._refresh_steps = refresh_steps
-        self._nodes: list[_ObservedNodes] = []
-        self._steps: list[VerifiedRows] = []
+        self._log = ObservationLog(refresh_steps)
         self._calibration = OnlineCalibration(policy.calibration, num_depths=policy.num_steps)
         self._yield = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROWS)
         self._tracker = PriceTracker(self._solve, batch_edges=batch_edges)
@@ -161,7 +158,7 @@ class OnlinePricePolicy:
             path_log_confidence: [M] float32, finite.
             accepted: [M] in [0, 1].
         """
-        self._nodes.append((depths, path_log_confidence, accepted))
+        self._log.add_tree(depths, path_log_confidence, accepted)
 
     def observe_step(self, rows: VerifiedRows) -> None:
         """Remember what speculation yielded and how long it took; learn from it at a refresh.
@@ -169,9 +166,8 @@ class OnlinePricePolicy:
         Args:
             rows: One finished step.
         """
-        self._steps.append(rows)
-        if len(self._steps) >= self._refresh_steps:
-            self._refresh()
+        if self._log.add_step(rows):
+            self._refresh(self._log.take())
 
     def _asking_if_it_pays(self, policy: PricePolicy, batch_size: int) -> PricePolicy:
         # Where a decision takes longer than the draft steps that it may save, all are drafted.
@@ -188,11 +184,10 @@ class OnlinePricePolicy:
         )
         return unasked if unasked_value > asked_value else policy
 
-    def _refresh(self) -> None:
-        self._learn_nodes()
-        self._learn_yield()
-        self._learn_speed()
-        self._steps = []
+    def _refresh(self, seen: Observations) -> None:
+        self._calibration.observe(*seen.nodes())
+        self._learn_yield(seen)
+        self._learn_speed(seen)
         continuation = scale_yield(self._prior.continuation, self.yield_ratio)
         self._base = replace(
             self._prior, calibration=self._calibration.calibration(), continuation=continuation
@@ -200,31 +195,19 @@ class OnlinePricePolicy:
         self._tracker.resolve()
         self._policies.clear()
 
-    def _learn_nodes(self) -> None:
-        if self._nodes:
-            depths, logs, accepted = (
-                np.concatenate(parts) for parts in zip(*self._nodes, strict=True)
-            )
-            self._calibration.observe(depths, logs, accepted)
-        self._nodes = []
+    def _learn_yield(self, seen: Observations) -> None:
+        self._yield.decay(float(seen.num_rows))
+        depths, sizes, correct = seen.drafted_rows()
+        columns = np.minimum(sizes, self._expected_drafts.shape[1]) - 1
+        expected = self._expected_drafts[depths - 1, columns].sum()
+        self._yield.add(np.zeros(1, np.int64), float(correct.sum()), float(expected))
 
-    def _learn_yield(self) -> None:
-        depths, sizes, correct = (
-            np.concatenate([getattr(rows, name)[rows.speculated] for rows in self._steps])
-            for name in ("depths", "num_draft_tokens", "num_correct_drafts")
-        )
-        self._yield.decay(float(sum(len(rows.speculated) for rows in self._steps)))
-        drafted = depths > 0
-        columns = np.minimum(sizes[drafted], self._expected_drafts.shape[1]) - 1
-        expected = self._expected_drafts[depths[drafted] - 1, columns].sum()
-        self._yield.add(np.zeros(1, np.int64), float(correct[drafted].sum()), float(expected))
-
-    def _learn_speed(self) -> None:
+    def _learn_speed(self, seen: Observations) -> None:
         sums: dict[int, tuple[float, float]] = {}
-        for rows in self._steps:
+        for rows in seen.steps:
             if rows.elapsed_us is not None:
                 tokens, us = sums.get(rows.batch_size, (0.0, 0.0))
-                emitted = float(rows.num_correct_drafts.sum() + len(rows.speculated))
+                emitted = float(rows.num_correct_drafts.sum() + len(rows.depths))
                 sums[rows.batch_size] = (tokens + emitted, us + rows.elapsed_us)
         for batch_size, (num_tokens, elapsed_us) in sums.items():
             self._tracker.observe(batch_size, num_tokens=num_tokens, elapsed_us=elapsed_us)
