@@ -13,19 +13,21 @@ BUILTIN = {
 }
 """SGLang's own EAGLE-3 by num_steps, topk and num_draft_tokens. The adaptive one starts at the most
 steps that it may take: SGLang 0.5.17 cannot capture its graphs of more than it starts with."""
+OWN_LIMITS = {"sgl-default-6-4-32": (6, 4, 32)}
+"""SGL_EAGLE without a policy file, at other limits than its default ones."""
 POLICIES = ("plain", "static", "chain", "eagle2", "price")
 PLAIN = ("sglang", "sglang-again")
 ENGINES = (
     *("sglang", *BUILTIN, "sglang-again"),
     *(*(f"sgl-{name}" for name in POLICIES), "sgl-eagle2-record", "sgl-eagle2-two-stage"),
-    *("sgl-default", "sgl-tuned"),
+    *("sgl-default", *OWN_LIMITS, "sgl-tuned"),
 )
 """Plain SGLang, its own EAGLE-3, plain SGLang once more (what differs between the two is noise, of
 the GPU and of the hour), and SGL_EAGLE by policy: EAGLE-2 also while it records traces, and with
 the draft's two-stage LM head. `sgl-default` has no policy file and measures its costs at its start,
 beside the others'; the last takes the file of --policy."""
-ASKED_FOR = ("sgl-eagle2-record", "sgl-eagle2-two-stage", "sgl-tuned")
-"""Those that only a command line names: the last two need what not every pair has."""
+ASKED_FOR = ("sgl-eagle2-record", "sgl-eagle2-two-stage", *OWN_LIMITS, "sgl-tuned")
+"""Those that only a command line names: a two-stage head and a tuned file are not of every pair."""
 BACKENDS = ("triton", "fa3", "flashinfer")
 """An engine named ENGINE@BACKEND has another attention backend than --backend says."""
 
@@ -85,16 +87,15 @@ def engine_arguments(word, args, policies, gpu=0):
         arguments["speculative_draft_model_path"] = str(args.draft)
         if args.device == "cpu":
             arguments["speculative_draft_attention_backend"] = "intel_amx"
+    if limits := BUILTIN.get(name) or OWN_LIMITS.get(name):
+        keys = ("num_steps", "eagle_topk", "num_draft_tokens")
+        arguments |= {f"speculative_{key}": value for key, value in zip(keys, limits, strict=True)}
     if name in BUILTIN:
         arguments["speculative_algorithm"] = "EAGLE3"
-        keys = ("num_steps", "eagle_topk", "num_draft_tokens")
-        arguments |= {
-            f"speculative_{key}": value for key, value in zip(keys, BUILTIN[name], strict=True)
-        }
         arguments["speculative_adaptive"] = name == "eagle3-adaptive"
     elif name not in PLAIN:
         arguments["speculative_algorithm"] = "SGL_EAGLE"
-        environment["SGLEAGLE_COST_CACHE"] = str(Path(args.out).resolve() / "costs")
+        environment["SGLEAGLE_COST_CACHE"] = str(Path(args.out).resolve() / _cost_folder(name))
         policy = policies.get(name.removesuffix("-record").removesuffix("-two-stage"))
         if policy is not None:
             environment["SGLEAGLE_POLICY"] = str(policy)
@@ -103,6 +104,10 @@ def engine_arguments(word, args, policies, gpu=0):
         if name.endswith("-two-stage"):
             environment["SGLEAGLE_LM_HEAD"] = "two-stage"
     return arguments, environment
+
+
+def _cost_folder(name):
+    return f"costs-{name}" if name in OWN_LIMITS else "costs"
 
 
 def _gpu_arguments(args, backend):

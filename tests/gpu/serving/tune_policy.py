@@ -31,7 +31,10 @@ START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 60
 POLL_S = 0.5
 SHOWN_CHARACTERS = 3000
-LIMITS = ("--speculative-num-steps", "5", "--speculative-eagle-topk", "4")
+LIMITS = (
+    *("--speculative-num-steps", "6", "--speculative-eagle-topk", "4"),
+    *("--speculative-num-draft-tokens", "32"),
+)
 
 
 class TuningError(Exception):
