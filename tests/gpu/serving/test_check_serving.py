@@ -202,3 +202,8 @@ def test_engines_get_their_own_policies_and_speculation():
     assert environment["SGLEAGLE_LM_HEAD"] == "two-stage"
     _, without = engine_arguments("sgl-default", args, {"sgl-chain": Path("chain.json")})
     assert "SGLEAGLE_POLICY" not in without
+    args.engines.append("sgl-default-6-4-32")
+    wide, elsewhere = engine_arguments("sgl-default-6-4-32", args, {})
+    assert wide["speculative_algorithm"] == "SGL_EAGLE"
+    assert wide["speculative_num_draft_tokens"] == 32
+    assert elsewhere["SGLEAGLE_COST_CACHE"] != without["SGLEAGLE_COST_CACHE"]
