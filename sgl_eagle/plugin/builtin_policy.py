@@ -114,10 +114,29 @@ def builtin_sizes(limits: TreeLimits) -> tuple[int, ...]:
     return (*(2**power for power in range((largest - 1).bit_length())), largest)
 
 
-def builtin_policy(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltinChoice:
+    """The server's own policy, and what it was chosen by.
+
+    Attributes:
+        policy: Learns while it serves; is asked after every draft step if that pays.
+        context_len: Context at which it was settled.
+        asking_gain: What being asked is worth to a single request, as a share of the tokens per
+            second of a plan; 0 or less leaves a plan.
+    """
+
+    policy: OnlinePlanPolicy | OnlinePricePolicy
+    context_len: int
+    asking_gain: float
+
+
+def choose_builtin(
     limits: TreeLimits, costs: CostTable, prior: PolicyPrior, *, largest_batch: int
-) -> OnlinePlanPolicy | OnlinePricePolicy:
+) -> BuiltinChoice:
     """The server's own policy at measured costs.
+
+    One request settles whether it is asked after every draft step. A larger batch gains less from
+    that, since its requests share depth and verify size, and pays more.
 
     Args:
         limits: Upper limits of the trees.
@@ -126,30 +145,37 @@ def builtin_policy(
         largest_batch: Requests that are decoded together at most.
 
     Returns:
-        A policy that learns while it serves: one that is asked after every draft step if that pays
-        for a single request, else a plan. A larger batch gains less from being asked, since its
-        requests share depth and verify size, and costs more.
+        A price policy or a plan.
     """
-    plan = builtin_plan(limits, costs, prior)
+    plan, context_len = builtin_plan(limits, costs, prior), typical_context(costs)
+    gain = asking_gain(plan, batch_size=1, context_len=context_len)
     edges = tuple(2**power for power in range(largest_batch.bit_length()))
-    context = typical_context(costs)
-    if asking_gain(plan, batch_size=1, context_len=context) <= 0:
-        return OnlinePlanPolicy(plan, prior.calibration, batch_edges=edges)
-    continuation, topk = prior.continuation_for(limits.topk), plan.topk
-    policy = PricePolicy(
-        num_steps=limits.num_steps,
+    policy: OnlinePlanPolicy | OnlinePricePolicy
+    if gain > 0:
+        policy = OnlinePricePolicy(
+            _builtin_price(plan, prior), typical_context=context_len, batch_edges=edges
+        )
+    else:
+        policy = OnlinePlanPolicy(plan, prior.calibration, batch_edges=edges)
+    return BuiltinChoice(policy=policy, context_len=context_len, asking_gain=gain)
+
+
+def _builtin_price(plan: PlanPolicy, prior: PolicyPrior) -> PricePolicy:
+    # The plan's trees, asked after every draft step.
+    topk = plan.topk
+    return PricePolicy(
+        num_steps=plan.num_steps,
         topk=topk,
-        verify_sizes=builtin_sizes(limits),
+        verify_sizes=plan.verify_sizes,
         widths=(topk,),  # a draft step of the server runs all branches, whatever is asked for
         price_tok_per_us=0.0,  # OnlinePricePolicy solves it
         rules=PriceRules(adapt_width=False),
         tier=TierConfig(),
         calibration=prior.calibration,
-        continuation=continuation,
-        costs=costs,
+        continuation=prior.continuation_for(topk),
+        costs=plan.costs,
         rows_share_rounds=True,
     )
-    return OnlinePricePolicy(policy, typical_context=context, batch_edges=edges)
 
 
 def builtin_plan(limits: TreeLimits, costs: CostTable, prior: PolicyPrior) -> PlanPolicy:

@@ -12,10 +12,8 @@ from typing import Any
 from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import (
     UnmeasuredPolicy,
-    builtin_plan,
-    builtin_policy,
+    choose_builtin,
     load_prior,
-    typical_context,
 )
 from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
 from sgl_eagle.plugin.node_learner import NodeLearner
@@ -33,7 +31,6 @@ from sgl_eagle_harness.errors import CheckpointError, CostTableError
 from sgl_eagle_harness.policies.learning import LearningPolicy
 from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
 from sgl_eagle_harness.policies.online_price import OnlinePricePolicy
-from sgl_eagle_harness.policies.plan import asking_gain
 from sgl_eagle_harness.policies.price import PricePolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.trace_schema import PromptSource, SamplingParams, TraceHeader
@@ -71,17 +68,16 @@ def settle_policy(
         logger.warning("SGL_EAGLE serves %s, since %s", policy.name, error)
         return policy
     largest_batch = int(worker.server_args.max_running_requests)
-    prior = load_prior()
-    chosen = builtin_policy(policy.limits, table, prior, largest_batch=largest_batch)
-    plan, context = builtin_plan(policy.limits, table, prior), typical_context(table)
+    chosen = choose_builtin(policy.limits, table, load_prior(), largest_batch=largest_batch)
+    topk, context_len = chosen.policy.limits.topk, chosen.context_len
     logger.info(
         "SGL_EAGLE serves policy %s at its own costs: with one request, asking after every draft "
         "step (%.0f us; the step %.0f us, a stop %.0f us) would gain %+.1f %% over a plan",
-        *(chosen.name, table.decide_us),
-        *(float(table.draft_step_us(1, plan.topk, context)), float(table.stop_us(1, context))),
-        100 * asking_gain(plan, batch_size=1, context_len=context),
+        *(chosen.policy.name, table.decide_us),
+        *(float(table.draft_step_us(1, topk, context_len)), float(table.stop_us(1, context_len))),
+        100 * chosen.asking_gain,
     )
-    return chosen
+    return chosen.policy
 
 
 def make_observer(

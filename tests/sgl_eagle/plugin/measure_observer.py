@@ -18,7 +18,7 @@ from fake_requests import FakeRequest, make_result
 from fake_server import FakeServer, measure
 from tree_maker import RandomDrafter
 
-from sgl_eagle.plugin.builtin_policy import builtin_policy, builtin_sizes, load_prior
+from sgl_eagle.plugin.builtin_policy import builtin_sizes, choose_builtin, load_prior
 from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
@@ -49,7 +49,7 @@ def make_policy():
         batch_sizes=(1, 64), num_tokens=builtin_sizes(LIMITS), context_lens=(1, 512), width=4
     )
     table, _ = measure(FakeServer(), grid=grid)
-    return builtin_policy(LIMITS, table, load_prior(), largest_batch=64)
+    return choose_builtin(LIMITS, table, load_prior(), largest_batch=64).policy
 
 
 def us_per_step(batch_size, *listeners):

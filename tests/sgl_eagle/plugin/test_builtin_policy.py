@@ -8,14 +8,16 @@ from fake_server import FakeServer, measure
 
 from sgl_eagle.plugin.builtin_policy import (
     UnmeasuredPolicy,
-    builtin_policy,
+    builtin_plan,
     builtin_sizes,
+    choose_builtin,
     load_prior,
 )
 from sgl_eagle.plugin.profile_grid import ProfileGrid
 from sgl_eagle.plugin.server_profile import probe_policy
 from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.policies.learning import LearningPolicy
+from sgl_eagle_harness.policies.plan import asking_gain
 from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.round_shape import PLAIN_ROUND
 from sgl_eagle_harness.types import BatchContext, TreeLimits
@@ -57,7 +59,9 @@ def test_the_shipped_prior_is_a_fit_and_serves_every_branching():
 
 def test_decisions_that_take_as_long_as_drafts_leave_a_plan(costs):
     dear = replace(costs, decide_us=float(costs.draft_step_us(1, 4, 1)))
-    policy = builtin_policy(LIMITS, dear, load_prior(), largest_batch=8)
+    choice = choose_builtin(LIMITS, dear, load_prior(), largest_batch=8)
+    assert choice.asking_gain <= 0
+    policy = choice.policy
     assert policy.name == "online-plan-5-4-12"
     assert isinstance(policy, PlannedPolicy)
     assert isinstance(policy, LearningPolicy)
@@ -70,7 +74,10 @@ def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
     # A slow target: a draft step that ran in vain does not matter.
     slow = replace(costs.target, us=costs.target.us + 1e6)
     costs = replace(costs, target=slow)
-    policy = builtin_policy(LIMITS, costs, load_prior(), largest_batch=8)
+    choice = choose_builtin(LIMITS, costs, load_prior(), largest_batch=8)
+    plan = builtin_plan(LIMITS, costs, load_prior())
+    assert 0 < choice.asking_gain == asking_gain(plan, batch_size=1, context_len=choice.context_len)
+    policy = choice.policy
     assert policy.name == "online-price-5-4-12"
     assert policy.limits == LIMITS
     plain = 8 / float(costs.decode_us(8, 256))
@@ -81,7 +88,8 @@ def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
 
 def test_where_verification_is_dear_it_decodes_plainly(costs):
     steep = replace(costs.target, us=costs.target.us * costs.target.num_tokens[None, :, None] ** 2)
-    policy = builtin_policy(LIMITS, replace(costs, target=steep), load_prior(), largest_batch=8)
+    costs = replace(costs, target=steep)
+    policy = choose_builtin(LIMITS, costs, load_prior(), largest_batch=8).policy
     assert policy.round_shape(make_batch(1)) == PLAIN_ROUND
 
 
