@@ -16,6 +16,7 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.measured_choices import check_draft_widths, check_verify_sizes
 from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import TierConfig
@@ -341,11 +342,9 @@ class PlanSpec(Record):
 
 
 def _check_parameters(policy: PlanPolicy) -> None:
-    sizes, costs = policy.verify_sizes, policy.costs
-    if list(sizes) != sorted(set(sizes)) or len(sizes) < 2 or sizes[0] != 1:  # noqa: PLR2004
-        raise PolicyConfigError(
-            f"verify_sizes must rise from 1 and hold at least one larger size, got {list(sizes)}"
-        )
+    sizes = policy.verify_sizes
+    check_verify_sizes(sizes, policy.costs)
+    check_draft_widths("topk", 1, policy.topk, policy.costs)
     rows = policy.expected_drafts
     if len(rows) != policy.num_steps or {len(row) for row in rows} != {len(sizes)}:
         raise PolicyConfigError(
@@ -356,14 +355,4 @@ def _check_parameters(policy: PlanPolicy) -> None:
         if not all(0 <= drafts <= depth for drafts in row):
             raise PolicyConfigError(
                 f"expected_drafts after {depth} levels must be in [0, {depth}], got {list(row)}"
-            )
-    for name, largest, grid in (
-        ("verify_sizes", sizes[-1], costs.target),
-        ("topk", policy.topk, costs.draft),
-    ):
-        measured = grid.num_tokens
-        if measured[0] > 1 or largest > measured[-1]:
-            raise PolicyConfigError(
-                f"{name} must be in the cost table's range [{measured[0]}, {measured[-1]}], got "
-                f"1 to {largest}"
             )

@@ -21,6 +21,7 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.early_stop import choose_width, forecast_gain, merge_best, size_values
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
+from sgl_eagle_harness.policies.measured_choices import check_draft_widths, check_verify_sizes
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.root_forecast import forecast_from_root
@@ -406,11 +407,8 @@ def _check_parameters(policy: PricePolicy) -> None:
         raise PolicyConfigError(
             f"forecast_scale must be finite and above 0, got {policy.forecast_scale}"
         )
-    sizes, widths = policy.verify_sizes, policy.widths
-    if list(sizes) != sorted(set(sizes)) or len(sizes) < 2 or sizes[0] != 1:  # noqa: PLR2004
-        raise PolicyConfigError(
-            f"verify_sizes must rise from 1 and hold at least one larger size, got {list(sizes)}"
-        )
+    check_verify_sizes(policy.verify_sizes, policy.costs)
+    widths = policy.widths
     if not widths or list(widths) != sorted(set(widths)) or widths[0] < 1:
         raise PolicyConfigError(f"widths must rise from at least 1, got {list(widths)}")
     if widths[-1] > policy.topk:
@@ -420,14 +418,4 @@ def _check_parameters(policy: PricePolicy) -> None:
             f"continuation must forecast at least topk={policy.topk} children, got "
             f"{policy.continuation.topk}"
         )
-    for name, largest, grid in (
-        ("verify_sizes", sizes[-1], policy.costs.target),
-        ("widths", widths[-1], policy.costs.draft),
-    ):
-        measured = grid.num_tokens
-        smallest = sizes[0] if name == "verify_sizes" else widths[0]
-        if smallest < measured[0] or largest > measured[-1]:
-            raise PolicyConfigError(
-                f"{name} must be in the cost table's range [{measured[0]}, {measured[-1]}], got "
-                f"{smallest} to {largest}"
-            )
+    check_draft_widths("widths", widths[0], widths[-1], policy.costs)
