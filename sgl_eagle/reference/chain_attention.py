@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from sgl_eagle.reference.ordered_attention import weigh_in_order
+from sgl_eagle.reference.ordered_attention import divide_sums, weigh_in_order
 
 
 def attend_prefix_and_chain(
@@ -30,10 +30,10 @@ def attend_prefix_and_chain(
     Args:
         q: [P, W, Hq, D], rotary embedding applied.
         prefix_k: [L, Hkv, D] float32, rotary embedding applied.
-        prefix_v: [L, Hkv, D + 1] float32, the last column ones.
+        prefix_v: [L, Hkv, D + 1] float32, `with_ones`.
         prefix_visible: [P, L] bool, which prefix entries the queries of a root see; None for all.
         chain_k: [P, W, C, Hkv, D] float32, keys of a query's drafted ancestors and of itself.
-        chain_v: [P, W, C, Hkv, D + 1] float32, the last column ones.
+        chain_v: [P, W, C, Hkv, D + 1] float32, `with_ones`.
 
     Returns:
         [P, W, Hq, D] in the dtype of `q`.
@@ -60,8 +60,7 @@ def attend_prefix_and_chain(
     of_prefix = weigh_in_order(weights, prefix_v.transpose(0, 1))
     of_prefix = of_prefix.view(num_kv_heads, num_roots, width, group, head_dim + 1)
     of_chain = (own - highest).exp().permute(1, 2, 0, 3, 4) @ chain_v.transpose(2, 3)
-    weighted = of_prefix.permute(1, 2, 0, 3, 4) + of_chain
-    attended: Tensor = weighted[..., :-1] / weighted[..., -1:]
+    attended = divide_sums(of_prefix.permute(1, 2, 0, 3, 4) + of_chain)
     return attended.reshape(num_roots, width, num_heads, head_dim).to(q.dtype)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 ATTENTION_BACKEND = "ordered float32"
 """What cost tables and reports call this attention."""
@@ -21,14 +22,62 @@ _QUERIES_AT_ONCE = 512  # bounds the scores of a long pass
 _KEYS_AT_ONCE = 256  # of a longer sum, libraries choose blocks by its length
 
 
+def with_ones(values: Tensor) -> Tensor:
+    """Values as their weighted sums need them.
+
+    Args:
+        values: [..., D] in any type.
+
+    Returns:
+        [..., D + 1] float32, the last column ones: its sum is the denominator of the softmax, added
+        up in the same order as the rest; `divide_sums` divides by it.
+    """
+    return functional.pad(values.float(), (0, 1), value=1.0)
+
+
+def slots_with_ones(*shape: int, head_dim: int, device: torch.device | str) -> Tensor:
+    """Room for values, to be stored one after the other by `store_values`.
+
+    Args:
+        *shape: Sizes before the last.
+        head_dim: D.
+        device: Where.
+
+    Returns:
+        [*shape, D + 1] float32, all of it ones.
+    """
+    return torch.ones((*shape, head_dim + 1), device=device)
+
+
+def store_values(slots: Tensor, values: Tensor) -> None:
+    """Fill slots, their column of ones apart.
+
+    Args:
+        slots: [..., D + 1], part of `slots_with_ones`; changed.
+        values: [..., D] in any type.
+    """
+    slots[..., :-1] = values
+
+
+def divide_sums(weighted: Tensor) -> Tensor:
+    """Weighted means of weighted sums.
+
+    Args:
+        weighted: [..., D + 1], from `weigh_in_order`, or several of them added up.
+
+    Returns:
+        [..., D].
+    """
+    return weighted[..., :-1] / weighted[..., -1:]
+
+
 def attend_in_order(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
     """Scaled dot-product attention in float32.
 
     Args:
         queries: [R, Q, D] in any type.
         keys: [R, L, D] float32.
-        values: [R, L, D + 1] float32, the last column ones: its product is the denominator of the
-            softmax, added up in the same order as the rest.
+        values: [R, L, D + 1] float32, `with_ones`.
         bias: [Q, L] float32, 0 for keys that a query sees and -inf for the others; None shows all.
             Every query sees at least one key.
 
@@ -71,5 +120,4 @@ def _attend(scaled: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -
     else:
         scores = torch.baddbmm(bias, scaled, transposed)
     weights = scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
-    weighted = weigh_in_order(weights, values)
-    return weighted[..., :-1] / weighted[..., -1:]
+    return divide_sums(weigh_in_order(weights, values))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sgl_eagle.reference.ordered_attention import attend_in_order
+from sgl_eagle.reference.ordered_attention import attend_in_order, slots_with_ones, store_values
 from sgl_eagle_harness.errors import CheckpointError
 from sgl_eagle_harness.types import MAX_STEPS
 from sgl_eagle_kernels.packed_linear import pack_weight, packed_linear
@@ -105,13 +105,13 @@ class KvCache:
 
     Attributes:
         keys: [layers, B, Hkv, capacity, D].
-        values: [layers, B, Hkv, capacity, D + 1], the last column ones.
+        values: [layers, B, Hkv, capacity, D + 1], `slots_with_ones`.
     """
 
     def __init__(self, dims: TargetDims, *, capacity: int, batch_size: int, device: str) -> None:
         slots = (dims.num_layers, batch_size, dims.num_kv_heads, capacity)
         self.keys = torch.zeros((*slots, dims.head_dim), device=device)
-        self.values = torch.ones((*slots, dims.head_dim + 1), device=device)
+        self.values = slots_with_ones(*slots, head_dim=dims.head_dim, device=device)
 
     @property
     def capacity(self) -> int:
@@ -253,7 +253,8 @@ class Target:
             q = self._heads(q, dims.num_heads, layer.q_norm)
             k = self._heads(k, dims.num_kv_heads, layer.k_norm)
             cache.keys[index, :, :, start:end] = rotate(k, cos, sin)
-            cache.values[index, :, :, start:end, :-1] = self._heads(v, dims.num_kv_heads, None)
+            values = self._heads(v, dims.num_kv_heads, None)
+            store_values(cache.values[index, :, :, start:end], values)
             # Query heads that share a key head become rows of one matrix, so no key is repeated.
             attention = attend_in_order(
                 rotate(q, cos, sin).reshape(-1, groups * num_tokens, dims.head_dim),

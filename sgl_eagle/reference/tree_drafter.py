@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from sgl_eagle.reference.chain_attention import attend_prefix_and_chain
 from sgl_eagle.reference.draft_models import Draft
+from sgl_eagle.reference.ordered_attention import slots_with_ones, store_values, with_ones
 from sgl_eagle_harness.types import NO_NODE, BoolArray, Children, IntArray
 
 
@@ -65,7 +65,7 @@ class DraftCache:
         slots = (capacity, config.num_key_value_heads)
         self._draft = draft
         self._keys = torch.zeros((*slots, config.head_dim), device=weight.device)
-        self._values = torch.ones((*slots, config.head_dim + 1), device=weight.device)
+        self._values = slots_with_ones(*slots, head_dim=config.head_dim, device=weight.device)
         self.num_entries = 0
 
     @torch.inference_mode()
@@ -83,7 +83,7 @@ class DraftCache:
         positions = torch.arange(start, end, device=tokens.device)
         projection = self._draft.project(self._draft.fuse(features), tokens, positions)
         self._keys[start:end] = projection.k
-        self._values[start:end, :, :-1] = projection.v
+        store_values(self._values[start:end], projection.v)
         self.num_entries = end
         attention = attend_prefix_and_chain(
             projection.q[:, None],
@@ -150,7 +150,7 @@ class TreeDrafter:
             draft: Draft model.
             roots: P roots.
             prefix_keys: [L, Hkv, D] float32, committed entries.
-            prefix_values: [L, Hkv, D + 1] float32, the last column ones.
+            prefix_values: [L, Hkv, D + 1] float32, `with_ones`.
             prefix_visible: [P, L] bool, None if every root sees all.
         """
         self._draft = draft
@@ -200,9 +200,8 @@ class TreeDrafter:
         self._chain_keys = torch.cat(
             [self._chain_keys[rows, parents], projection.k.float()[:, :, None]], dim=2
         )
-        values = functional.pad(projection.v.float(), (0, 1), value=1.0)
         self._chain_values = torch.cat(
-            [self._chain_values[rows, parents], values[:, :, None]], dim=2
+            [self._chain_values[rows, parents], with_ones(projection.v)[:, :, None]], dim=2
         )
         attention = attend_prefix_and_chain(
             projection.q, *self._prefix, self._chain_keys, self._chain_values

@@ -3,7 +3,6 @@ import math
 import pytest
 
 torch = pytest.importorskip("torch")
-functional = torch.nn.functional
 
 from sgl_eagle.reference.chain_attention import (  # noqa: E402
     attend_prefix_and_chain,
@@ -13,13 +12,10 @@ from sgl_eagle.reference.draft_chain import run_chain  # noqa: E402
 from sgl_eagle.reference.draft_config import parse_draft_config  # noqa: E402
 from sgl_eagle.reference.draft_models import build_draft  # noqa: E402
 from sgl_eagle.reference.head_loss import soft_cross_entropy  # noqa: E402
+from sgl_eagle.reference.ordered_attention import with_ones  # noqa: E402
 
 pytestmark = pytest.mark.reference
 D = 16
-
-
-def with_ones(values):
-    return functional.pad(values, (0, 1), value=1.0)
 
 
 def softmax_attention(q, keys, values):

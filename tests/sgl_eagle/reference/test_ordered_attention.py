@@ -4,7 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch installed")
 
-from sgl_eagle.reference.ordered_attention import attend_in_order  # noqa: E402
+from sgl_eagle.reference.ordered_attention import (  # noqa: E402
+    attend_in_order,
+    slots_with_ones,
+    store_values,
+    with_ones,
+)
 
 HEAD_DIM = 24  # its scale is no power of two
 ROUNDING = 2e-6  # of float32; bfloat16 rounds by 4e-3
@@ -12,8 +17,15 @@ ROUNDING = 2e-6  # of float32; bfloat16 rounds by 4e-3
 
 def make_cache(num_keys, *, num_heads=2):
     keys = torch.randn(num_heads, num_keys, HEAD_DIM)
-    values = torch.cat([torch.randn_like(keys), torch.ones(num_heads, num_keys, 1)], dim=-1)
-    return keys, values
+    return keys, with_ones(torch.randn_like(keys))
+
+
+def test_stored_values_are_those_that_are_taken_as_they_come():
+    slots = slots_with_ones(2, 5, head_dim=HEAD_DIM, device="cpu")
+    values = torch.randn(2, 3, HEAD_DIM).bfloat16()
+    store_values(slots[:, 1:4], values)
+    assert torch.equal(slots[:, 1:4], with_ones(values))
+    assert (slots[:, [0, 4]] == 1).all()
 
 
 def hide(visible):
