@@ -42,7 +42,7 @@ class AheadDrafter(ServerDrafter):
             steps: Runs draft steps that choose their nodes.
             batch: The running batch of B requests, with the latest draft input.
             transfer: To and from the draft's device.
-            clock: Counts draft steps.
+            clock: Takes the times.
             speculating: [B] bool, which requests draft.
             num_steps: Draft steps after that of the roots which the policy may ask for.
             order: What the policy promises.
@@ -54,10 +54,9 @@ class AheadDrafter(ServerDrafter):
         self._num_expanded = 0
         self._widths_on_device: IntArray = np.full(len(speculating), self._layout.branches)
         self._num_launched = min(order.num_certain_steps, num_steps)
-        with clock.stage("draft"):
-            self._begin(self._num_launched)
-            if self._num_launched < num_steps:
-                self._launch()
+        self._begin(self._num_launched)
+        if self._num_launched < num_steps:
+            self._launch()
 
     def foreseen_trees(self) -> CandidateTrees | None:
         """The finished trees, where the policy has nothing to decide; after `meet_roots`.
@@ -86,14 +85,13 @@ class AheadDrafter(ServerDrafter):
             [B, W, topk].
         """
         valid = handles != NO_NODE
-        with self._clock.stage("draft"):
-            self._num_expanded += 1
-            if self._num_launched == self._num_expanded < self._num_steps:
-                self._narrow(valid.sum(axis=1))
-                self._launch()
-            mail = self._first_mail
-            if self._num_expanded > self._num_first:
-                mail = self._receive(self._num_expanded)
+        self._num_expanded += 1
+        if self._num_launched == self._num_expanded < self._num_steps:
+            self._narrow(valid.sum(axis=1))
+            self._launch()
+        mail = self._first_mail
+        if self._num_expanded > self._num_first:
+            mail = self._receive(self._num_expanded)
         level = self._layout.level(mail, self._num_expanded)
         return self._children(level[:, :, : handles.shape[1]], topk, valid)
 
@@ -105,6 +103,5 @@ class AheadDrafter(ServerDrafter):
             self._widths_on_device = wanted
 
     def _launch(self) -> None:
-        self._steps.run(self._num_launched)
+        self._run(self._num_launched)
         self._num_launched += 1
-        self._post(self._num_launched)

@@ -52,7 +52,7 @@ class ServerDrafter(ABC):
             steps: Runs draft steps.
             batch: The running batch of B requests, with the latest draft input.
             transfer: To and from the draft's device.
-            clock: Counts draft steps.
+            clock: Takes the times.
             speculating: [B] bool, which requests draft.
             num_steps: Draft steps after that of the roots which the policy may ask for.
         """
@@ -92,15 +92,23 @@ class ServerDrafter(ABC):
     def _begin(self, num_steps: int) -> None:
         # The first mail tells of the roots and of so many draft steps.
         self._num_first = num_steps
-        self._steps.run_first(num_steps)
+        with self._clock.stage("draft"):
+            self._steps.run_first(num_steps)
         self._post(num_steps)
+
+    def _run(self, step: int) -> None:
+        with self._clock.stage("draft"):
+            self._steps.run(step)
+        self._post(step + 1)
 
     def _post(self, num_steps: int) -> None:
         # Slot n of the transfer holds the mail as it is after n draft steps.
-        self._transfer.begin(num_steps, self._buffers.mail)
+        with self._clock.stage("pack"):
+            self._transfer.begin(num_steps, self._buffers.mail)
 
     def _receive(self, num_steps: int) -> npt.NDArray[np.int32]:
-        return self._transfer.wait(num_steps)
+        with self._clock.stage("wait"):
+            return self._transfer.wait(num_steps)
 
     @abstractmethod
     def expand(self, handles: IntArray, topk: int) -> Children:
@@ -146,7 +154,7 @@ class StepwiseDrafter(ServerDrafter):
             steps: Runs draft steps on nodes that it is told.
             batch: The running batch of B requests, with the latest draft input.
             transfer: To and from the draft's device.
-            clock: Counts draft steps.
+            clock: Takes the times.
             speculating: [B] bool, which requests draft.
             num_steps: Draft steps after that of the roots which the policy may ask for.
         """
@@ -171,11 +179,9 @@ class StepwiseDrafter(ServerDrafter):
         choice = np.zeros(self._buffers.choice.shape, np.int64)
         choice[:, 0, :width] = np.where(valid, handles, 0)
         choice[:, 1] = choice[:, 0] // self._layout.branches
-        with self._clock.stage("draft"):
-            self._transfer.send_into(self._num_expanded, self._buffers.choice, choice)
-            self._steps.run(self._num_expanded)
-            self._num_expanded += 1
-            self._post(self._num_expanded)
-            mail = self._receive(self._num_expanded)
+        self._transfer.send_into(self._num_expanded, self._buffers.choice, choice)
+        self._run(self._num_expanded)
+        self._num_expanded += 1
+        mail = self._receive(self._num_expanded)
         level = self._layout.level(mail, self._num_expanded)
         return self._children(level[:, :, :width], topk, valid)

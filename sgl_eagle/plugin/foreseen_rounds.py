@@ -78,21 +78,23 @@ class ForeseenRounds:
             steps: Runs draft steps that choose their nodes.
             batch: The running batch of B requests, all of which draft.
             layout: Of the mask.
-            clock: Counts draft steps.
+            clock: Takes the times.
             limits: Levels of this round's trees, and nodes of each; the steps' own topk.
 
         Returns:
             B trees on the device, and what the host may ask about them once the step is over.
         """
-        buffers = steps.start(batch)
-        if limits.num_steps > 1:
-            steps.plan()
+        with clock.stage("roots"):
+            buffers = steps.start(batch)
+            if limits.num_steps > 1:
+                steps.plan()
         with clock.stage("draft"):
             steps.run_first(limits.num_steps - 1)
         slot = self._first_slot + self._round_ct % MAILS_KEPT
         self._round_ct += 1
-        self._transfer.begin(slot, buffers.mail)
-        trees = steps.lay_out_trees(limits.num_draft_tokens, layout)
+        with clock.stage("pack"):
+            self._transfer.begin(slot, buffers.mail)
+            trees = steps.lay_out_trees(limits.num_draft_tokens, layout)
         return trees, LateTrees(self._transfer, slot, buffers.layout, limits)
 
 

@@ -76,7 +76,7 @@ class PrometheusExport:
         )
         self._stages = Counter(
             f"{PREFIX}host_stage_seconds",
-            "Host time of decode rounds; verify and extend are launches on a GPU.",
+            "Host time of decode rounds; decide, pack and watch are the plugin's own.",
             [*names, "stage"],
         )
         self._dropped = Counter(

@@ -132,6 +132,10 @@ class StepObserver:
         Args:
             num_rows: Requests of the step.
         """
+        with self._clock.stage("watch"):
+            self._look_at_oldest(num_rows)
+
+    def _look_at_oldest(self, num_rows: int) -> None:
         if not self._launched:
             return
         launched = self._launched.popleft()
@@ -164,9 +168,10 @@ class StepObserver:
         Args:
             rid: Its name.
         """
-        for listener in self._listeners:
-            listener.forget(rid)
-        self.publish()
+        with self._clock.stage("watch"):
+            for listener in self._listeners:
+                listener.forget(rid)
+            self.publish()
 
     def switched(self, num_requests: int) -> None:
         """Count changes between speculation and plain decoding.

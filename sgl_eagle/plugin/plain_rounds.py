@@ -109,11 +109,12 @@ class PlainRounds:
             if on_publish is not None:
                 on_publish(result.new_seq_lens)
             if backlog is not None:
-                backlog.add(
-                    names,
-                    rows=batch.req_pool_indices,
-                    lengths=batch.seq_lens,
-                    tokens=result.next_token_ids,
-                    features=result.logits_output.hidden_states,
-                )
+                with clock.stage("pack"):
+                    backlog.add(
+                        names,
+                        rows=batch.req_pool_indices,
+                        lengths=batch.seq_lens,
+                        tokens=result.next_token_ids,
+                        features=result.logits_output.hidden_states,
+                    )
         return result

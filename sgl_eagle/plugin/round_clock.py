@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal
 
-Stage = Literal["roots", "draft", "decide", "verify", "extend"]
-"""What the host does: wait for the roots, run draft steps and wait for each, ask the policy and
-pack trees, launch verify, launch draft-extend. The last two wait for nothing.
+Stage = Literal["decide", "roots", "draft", "wait", "pack", "verify", "extend", "watch"]
+"""What the host does. For the models, as SGLang's own EAGLE does: take over the batch and plan the
+draft's attention (roots), launch draft steps, verify and draft-extend. For the policy: see `OURS`.
+And wait for the device, where a policy is asked within a round.
+"""
+
+OURS: tuple[Stage, ...] = ("decide", "pack", "watch")
+"""What a server without us would not do. Decide: choose who drafts, ask the policy, and all that
+no other stage of a round counts. Pack: copy drafts to the host, lay trees out or pack and send
+them, keep what the draft has not seen. Watch: look at finished steps, to count, learn and record.
 """
 
 
@@ -26,16 +34,24 @@ class RoundTimes:
 
     round_ct: int
     row_ct: int
-    stage_us: dict[str, float]
+    stage_us: dict[Stage, float]
+
+    @property
+    def own_us(self) -> float:
+        """Microseconds of the stages that are ours, added up over the rounds."""
+        return sum(self.stage_us.get(stage, 0.0) for stage in OURS)
 
     def describe(self) -> str:
         """Means for a log line.
 
         Returns:
-            E.g. "batch 8.0, host us a round: roots 110, draft 420, decide 130, ...".
+            E.g. "batch 8.0, host us a round: decide 130, roots 110, watch 20, ...; own 150".
         """
         parts = (f"{stage} {us / self.round_ct:.0f}" for stage, us in self.stage_us.items())
-        return f"batch {self.row_ct / self.round_ct:.1f}, host us a round: {', '.join(parts)}"
+        return (
+            f"batch {self.row_ct / self.round_ct:.1f}, host us a round: {', '.join(parts)}; "
+            f"own {self.own_us / self.round_ct:.0f}"
+        )
 
 
 class RoundClock:
@@ -50,28 +66,25 @@ class RoundClock:
         self._now = now
         self._since = 0.0
         self._open: list[Stage] = []
-        self._seconds: dict[str, float] = {}
-        self._taken_seconds: dict[str, float] = {}
+        self._stages: dict[Stage, _OpenStage] = {}
+        self._seconds: dict[Stage, float] = {}
+        self._taken_seconds: dict[Stage, float] = {}
         self._round_ct = 0
         self._row_ct = 0
 
-    @contextlib.contextmanager
-    def stage(self, name: Stage) -> Iterator[None]:
+    def stage(self, name: Stage) -> AbstractContextManager[None]:
         """Count the time of a block.
 
         Args:
             name: The stage that it belongs to.
 
-        Yields:
-            None.
+        Returns:
+            To be entered.
         """
-        self._switch()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._switch()
-            self._open.pop()
+        stage = self._stages.get(name)
+        if stage is None:
+            stage = self._stages[name] = _OpenStage(self, name)
+        return stage
 
     def end_round(self, num_rows: int) -> None:
         """Count a round.
@@ -93,6 +106,7 @@ class RoundClock:
         """
         if self._round_ct < min_rounds:
             return None
+        self._switch()
         stage_us = {name: 1e6 * seconds for name, seconds in self._seconds.items()}
         for name, seconds in self._seconds.items():
             self._taken_seconds[name] = self._taken_seconds.get(name, 0.0) + seconds
@@ -117,3 +131,24 @@ class RoundClock:
             name = self._open[-1]
             self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
         self._since = now
+
+
+class _OpenStage:
+    # A class, since a generator would take as long as what some stages count.
+    __slots__ = ("_clock", "_name")
+
+    def __init__(self, clock: RoundClock, name: Stage) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock._switch()
+        self._clock._open.append(self._name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clock._switch()
+        self._clock._open.pop()

@@ -20,7 +20,7 @@ from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
 from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers
-from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.round_clock import RoundClock, Stage
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.reference.decision_time import with_decision_times
 from sgl_eagle_harness.cost_file import CostFile
@@ -58,6 +58,9 @@ class _PlainProbe(_Probe):
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         return np.zeros(batch.num_rows, np.bool_)
+
+
+_OF_VERIFY: tuple[Stage, ...] = ("roots", "pack", "wait", "verify")
 
 
 class ServerRounds:
@@ -138,7 +141,8 @@ class ServerRounds:
         stage_us = {} if times is None else times.stage_us
         num_draft_steps = 0 if num_tokens == 1 else policy.limits.num_steps - 1
         return RoundSample(
-            verify_us=stage_us["verify"] + stage_us.get("roots", 0.0),
+            # With what is asked of the device to find the trees and to lay them out.
+            verify_us=sum(stage_us.get(stage, 0.0) for stage in _OF_VERIFY),
             extend_us=stage_us["extend"] if num_tokens > 1 else None,
             draft_step_us=stage_us["draft"] / num_draft_steps if num_draft_steps else None,
         )

@@ -115,19 +115,17 @@ class TreeRounds:
         steps = self._steps(num_rows, chooses=order is not None, topk=limits.topk)
         with compat.draft_context():
             if self._can_foresee(policy, choice):
-                with clock.stage("roots"):
-                    foreseen = self._foresee(limits, states, steps, batch, clock, observer)
+                foreseen = self._foresee(limits, states, steps, batch, clock, observer)
                 if foreseen is not None:
                     return foreseen
             with clock.stage("roots"):
                 drafter = self._begin(policy, steps, batch, choice, clock)
-                self._prepare_verify(states, batch)
-                drafter.meet_roots()
-            with clock.stage("decide"):
-                packed = _choose_trees(policy, states, drafter, choice, observer)
+            self._prepare_verify(states, batch, clock)
+            drafter.meet_roots()
+            packed = _choose_trees(policy, states, drafter, choice, observer)
         if packed.tokens.shape[1] == 1:
             return None
-        with clock.stage("verify"), states.active(packed.tokens.shape[1]):
+        with clock.stage("pack"), states.active(packed.tokens.shape[1]):
             return self._send(packed, drafter)
 
     def _can_foresee(self, policy: SpecPolicy, choice: TierChoice) -> bool:
@@ -186,7 +184,7 @@ class TreeRounds:
             observer.drafted(late)
         if layout.buffer is None or not states.captured:
             return make_verify_input(self._worker, trees)
-        with states.active(size):
+        with states.active(size), clock.stage("verify"):
             return prepare_verify(self._worker, batch, trees).verify_input
 
     def _begin(
@@ -209,13 +207,13 @@ class TreeRounds:
             num_steps=0 if limits is None else limits.num_steps - 1,
         )
 
-    def _prepare_verify(self, states: RuntimeStates, batch: Any) -> None:
+    def _prepare_verify(self, states: RuntimeStates, batch: Any, clock: RoundClock) -> None:
         # At the size of the round before.
         self._prepared = None
         worker, size = self._worker, self._latest_size
         if size is None or not states.captured or worker.plan_stream is not None:
             return
-        with states.active(size):
+        with clock.stage("verify"), states.active(size):
             layout = self._mask_layout(len(batch.reqs))
             if layout.buffer is not None and compat.reads_mask_late(worker.target_worker):
                 shape = (5, len(batch.reqs), size)

@@ -192,6 +192,14 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 grammar_barrier=grammar_barrier,
                 pp_proxy_tensors=pp_proxy_tensors,
             )
+        with self._clock.stage("decide"):
+            result = self._decode(batch, on_publish, grammar_barrier)
+            self._clock.end_round(len(batch.reqs))
+            if (times := self._clock.take(self._rounds_per_log_line)) is not None:
+                logger.info("SGL_EAGLE %s", times.describe())
+        return result
+
+    def _decode(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> Any:
         names = [request.rid for request in batch.reqs]
         num_unseen = self._plain_rounds.num_unseen(names)
         choice = self._choose_tiers(batch, names, num_unseen)
@@ -208,9 +216,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._decoded_last = True
         else:
             result = self._verify(batch, verify_input, on_publish, grammar_barrier)
-        self._clock.end_round(len(batch.reqs))
-        if (times := self._clock.take(self._rounds_per_log_line)) is not None:
-            logger.info("SGL_EAGLE %s", times.describe())
         if self._observer is not None:
             self._observer.switched(self._tiers.take_switch_ct())
             self._observer.launched(batch.reqs, result)
@@ -247,8 +252,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         # None where nobody drafts.
         if self._policy.limits is None:
             return None
-        with self._clock.stage("decide"):
-            choice = self._tiers.choose(self._policy, batch, names, num_unseen)
+        choice = self._tiers.choose(self._policy, batch, names, num_unseen)
         return choice if choice.speculating.any() or self._states.sizes[0] > 1 else None
 
     def _extend_draft(self, batch: Any, result: Any) -> None:

@@ -120,7 +120,7 @@ def test_metrics_add_up_to_what_clients_were_told(server, answers):
     deepest = max(int(k[1]) for k, v in now.items() if k[0] == "draft_depth_passes_total" and v)
     assert (now["observed_nodes",] > 0) == (deepest > 0)
     stages = {key[1] for key in now if key[0] == "host_stage_seconds_total"}
-    assert {"decide", "verify", "extend"} <= stages
+    assert {"decide", "verify", "extend", "watch"} <= stages
     assert ("draft" in stages) == (deepest > 0)  # a step runs while the first level is looked at
 
 

@@ -14,7 +14,7 @@ def read_log(log, concurrency):
     SGLang's throughput is over the steps since its last line; the first after a prefill counts the
     prefill in.
     """
-    speeds, host_us, follows = [], [], False
+    speeds, host_us, own_us, follows = [], [], [], False
     for line in log.splitlines():
         if "Prefill batch" in line:
             follows = False
@@ -25,10 +25,12 @@ def read_log(log, concurrency):
             follows = running == concurrency
         elif f"SGL_EAGLE batch {concurrency}.0, host us" in line:
             host_us.append(line.split("SGL_EAGLE ", 1)[1])
+            own_us.append(float(re.search(r"; own (\d+)", line)[1]))
     return {
         "full_tok_per_s": median(speeds) if speeds else None,
         "num_speeds": len(speeds),
         "host_us": host_us[len(host_us) // 2] if host_us else None,
+        "own_us": median(own_us) if own_us else None,
     }
 
 

@@ -94,20 +94,22 @@ def test_speeds_are_read_where_all_requests_decode():
         "Prefill batch, #new-seq: 8",
         decode(8, 1.0),
         decode(8, 100.0),
-        "INFO SGL_EAGLE batch 8.0, host us a round: verify 5",
+        "INFO SGL_EAGLE batch 8.0, host us a round: decide 3, verify 5; own 3",
         decode(8, 120.0),
         "Prefill batch, #new-seq: 1",
         decode(8, 2.0),
         decode(8, 110.0),
-        "INFO SGL_EAGLE batch 7.9, host us a round: verify 9",
+        "INFO SGL_EAGLE batch 7.9, host us a round: decide 4, verify 9; own 4",
         decode(7, 3.0),
         decode(8, 4.0),
     ]
     found = read_log("\n".join(log), 8)
     assert found["full_tok_per_s"] == 110.0
-    assert found["host_us"] == "batch 8.0, host us a round: verify 5"
+    assert found["host_us"] == "batch 8.0, host us a round: decide 3, verify 5; own 3"
+    assert found["own_us"] == 3.0
     assert found["num_speeds"] == 3
-    assert read_log("", 8) == {"full_tok_per_s": None, "num_speeds": 0, "host_us": None}
+    nothing = {"full_tok_per_s": None, "num_speeds": 0, "host_us": None, "own_us": None}
+    assert read_log("", 8) == nothing
 
 
 def test_graph_captures_are_added_up_by_kind():

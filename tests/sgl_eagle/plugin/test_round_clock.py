@@ -30,7 +30,9 @@ def test_a_stage_within_another_takes_its_time_from_it():
     times = clock.take(1)
     assert times is not None
     assert times.stage_us == pytest.approx({"decide": 101, "draft": 10, "verify": 1000})
-    assert times.describe() == "batch 3.0, host us a round: decide 101, draft 10, verify 1000"
+    assert (
+        times.describe() == "batch 3.0, host us a round: decide 101, draft 10, verify 1000; own 101"
+    )
 
 
 def test_what_was_taken_is_not_counted_again():
@@ -46,7 +48,7 @@ def test_what_was_taken_is_not_counted_again():
     times = clock.take(2)
     assert times is not None
     assert (times.round_ct, times.row_ct) == (2, 2)
-    assert times.describe() == "batch 1.0, host us a round: verify 4"
+    assert times.describe() == "batch 1.0, host us a round: verify 4; own 0"
     assert clock.take(1) is None
 
 
@@ -64,3 +66,43 @@ def test_a_stage_that_fails_is_left():
     times = clock.take(1)
     assert times is not None
     assert times.stage_us == pytest.approx({"draft": 0, "verify": 2})
+
+
+def test_our_own_time_leaves_out_launches_of_the_models_and_waits():
+    from sgl_eagle.plugin.round_clock import RoundClock
+
+    watch = Watch()
+    clock = RoundClock(watch)
+    for _ in range(2):
+        with clock.stage("decide"):
+            watch.seconds += 1e-6
+            for launched in ("roots", "draft", "wait", "verify", "extend"):
+                with clock.stage(launched):
+                    watch.seconds += 1000e-6
+            with clock.stage("pack"):
+                watch.seconds += 20e-6
+        with clock.stage("watch"):
+            watch.seconds += 300e-6
+        clock.end_round(1)
+    times = clock.take(2)
+    assert times is not None
+    assert times.own_us == pytest.approx(2 * 321)
+    assert times.describe().endswith("; own 321")
+
+
+def test_what_an_open_stage_has_counted_so_far_is_taken_with_it():
+    from sgl_eagle.plugin.round_clock import RoundClock
+
+    watch = Watch()
+    clock = RoundClock(watch)
+    with clock.stage("decide"):
+        watch.seconds += 3e-6
+        clock.end_round(1)
+        first = clock.take(1)
+        watch.seconds += 4e-6
+    clock.end_round(1)
+    second = clock.take(1)
+    assert first is not None
+    assert second is not None
+    assert (first.own_us, second.own_us) == (pytest.approx(3), pytest.approx(4))
+    assert clock.total_us() == pytest.approx({"decide": 7})

@@ -96,6 +96,7 @@ def test_a_pass_waits_for_trees_where_preparing_it_reads_the_mask(monkeypatch, n
     import torch
 
     from sgl_eagle.plugin import compat, tree_rounds
+    from sgl_eagle.plugin.round_clock import RoundClock
     from sgl_eagle.plugin.verify_input import MaskLayout
 
     backends = {kind: type(kind, (), {}) for kind in ("TritonAttnBackend", "FA3")}
@@ -116,5 +117,5 @@ def test_a_pass_waits_for_trees_where_preparing_it_reads_the_mask(monkeypatch, n
     layout = MaskLayout(shows_prefix=True, buffer=torch.zeros(64, dtype=torch.uint8))
     rounds._mask_layout = lambda _: layout
     states = SimpleNamespace(captured=True, active=lambda _: nullcontext())
-    rounds._prepare_verify(states, SimpleNamespace(reqs=["one"]))
+    rounds._prepare_verify(states, SimpleNamespace(reqs=["one"]), RoundClock())
     assert bool(asked) == late

@@ -1,0 +1,139 @@
+"""What a round of a plan costs the scheduler's thread beside launches, without a server.
+
+    PYTHONPATH=tests/harness python tests/sgl_eagle/plugin/measure_own_time.py
+
+Rounds of EAGLE-2 trees, 5 levels of topk 4, 16 nodes verified, as a server without a policy file
+runs them: the plan is asked, the trees of the round before are put together from its mail, counted
+and learnt from. Prints medians in microseconds of a round, one part at a time. Launches of our own
+are not in it; a server's log line counts them too.
+"""
+
+import json
+import statistics
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from fake_requests import FakeRequest, make_result
+from fake_server import FakeServer, measure
+
+from sgl_eagle.plugin.accept_alarm import AcceptAlarm
+from sgl_eagle.plugin.builtin_policy import builtin_plan, builtin_sizes, load_prior
+from sgl_eagle.plugin.draft_backlog import DraftBacklog
+from sgl_eagle.plugin.foreseen_rounds import LateTrees, decides_nothing
+from sgl_eagle.plugin.host_transfer import HostTransfer
+from sgl_eagle.plugin.node_learner import NodeLearner
+from sgl_eagle.plugin.observer import StepObserver
+from sgl_eagle.plugin.profile_grid import ProfileGrid
+from sgl_eagle.plugin.request_tiers import RequestTiers
+from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.round_mail import RoundMail
+from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
+from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.types import TreeLimits
+
+LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
+NUM_ROUNDS = 512
+SHAPE = RoundShape(LIMITS.num_steps, LIMITS.num_draft_tokens)
+
+
+class Deepest:
+    """The learning plan, whatever it learns: rounds of its deepest and largest shape."""
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.limits = policy.limits
+
+    def round_shape(self, batch):
+        self._policy.round_shape(batch)
+        return SHAPE
+
+    def policy_of(self, shape):
+        return self._policy.policy_of(shape)
+
+
+def make_plan():
+    grid = ProfileGrid(
+        batch_sizes=(1, 128), num_tokens=builtin_sizes(LIMITS), context_lens=(1, 512), width=4
+    )
+    table, _ = measure(FakeServer(), grid=grid)
+    prior = load_prior()
+    edges = (1, 2, 4, 8, 16, 32, 64, 128)
+    return OnlinePlanPolicy(
+        builtin_plan(LIMITS, table, prior), prior.calibration, batch_edges=edges
+    )
+
+
+def random_mail(batch_size, rng):
+    layout = RoundMail(branches=LIMITS.topk, num_steps=LIMITS.num_steps)
+    mail = np.zeros((batch_size, layout.width), np.int32)
+    mail[:, 0] = 100
+    for index in range(LIMITS.num_steps):
+        level = layout.level(mail, index)
+        level[:, 0] = rng.permuted(
+            np.broadcast_to(np.arange(100, 116).reshape(4, 4), level[:, 0].shape), axis=2
+        )
+        probs = rng.dirichlet(np.full(5, 0.5), level[:, 0].shape[:2])[:, :, :4]
+        logs = np.log(np.maximum(probs, 1e-6)).astype(np.float32)
+        level[:, 1] = (-np.sort(-logs, axis=2)).view(np.int32)
+    for step in range(LIMITS.num_steps - 1):
+        columns = 4 if step == 0 else 16
+        every = np.broadcast_to(np.arange(columns), (batch_size, columns))
+        layout.frontier(mail, step)[:] = rng.permuted(every, axis=1)[:, :4]
+    return layout, torch.from_numpy(mail)
+
+
+def measure_round(batch_size, *, learns):
+    plan = make_plan()
+    policy = Deepest(plan) if learns else Eagle2Policy(limits=LIMITS)
+    listeners = (AcceptAlarm(), NodeLearner(plan)) if learns else (AcceptAlarm(),)
+    observer = StepObserver(
+        clock=RoundClock(), listeners=listeners, gauges=lambda _: {}, export=lambda _: None
+    )
+    rng = np.random.default_rng(batch_size)
+    requests = [FakeRequest(f"r{index}") for index in range(batch_size)]
+    batch = SimpleNamespace(reqs=requests, seq_lens_cpu=torch.full((batch_size,), 300))
+    backlog, tiers = DraftBacklog(num_rows=256, window=8), RequestTiers()
+    transfer = HostTransfer("cpu", 1)
+    mails = [random_mail(batch_size, rng) for _ in range(8)]
+    emitted = [[101, 102, 103]] * batch_size
+    times = {"decide": [], "look": []}
+    for index in range(NUM_ROUNDS):
+        layout, mail = mails[index % len(mails)]
+        transfer.begin(0, mail)
+        result = make_result(emitted)
+        started = time.thread_time()
+        names = [request.rid for request in batch.reqs]
+        choice = tiers.choose(policy, batch, names, backlog.counts(names))
+        assert choice.speculating.all()
+        confidence_order(choice.policy, batch_size)
+        assert decides_nothing(choice.policy)
+        decided = time.thread_time()
+        observer.drafted(LateTrees(transfer, 0, layout, choice.policy.limits))
+        observer.launched(requests, result)
+        observer.completed(batch_size)
+        looked = time.thread_time()
+        times["decide"].append(decided - started)
+        times["look"].append(looked - decided)
+        for request in requests:
+            request.output_ids += emitted[0]
+    found = {f"{part}_us": round(1e6 * statistics.median(spent)) for part, spent in times.items()}
+    mean = statistics.fmean(map(sum, zip(*times.values(), strict=True)))
+    return found | {"mean_us": round(1e6 * mean)}
+
+
+def main():
+    return [
+        {"batch_size": size, "policy": "plan" if learns else "eagle2"}
+        | measure_round(size, learns=learns)
+        for learns in (False, True)
+        for size in (1, 16, 64, 128)
+    ]
+
+
+if __name__ == "__main__":
+    for row in main():
+        print(json.dumps(row))  # noqa: T201
