@@ -161,6 +161,27 @@ def test_a_plan_is_simulated_as_the_policy_of_its_shape(corpus, cost_maker, batc
     np.testing.assert_array_equal(found.counts.emitted, wanted.counts.emitted)
 
 
+@pytest.mark.parametrize("drafts_ahead", [True, False])
+def test_where_drafts_run_ahead_only_what_a_policy_decides_is_charged(corpus, costs, drafts_ahead):
+    costs = replace(costs, drafts_ahead=drafts_ahead)
+    session = ReplaySession(corpus.trace, costs)
+    load = SimulationConfig(max_running=1)
+    specs = {
+        "eagle2": named_policy("eagle2-4-4-16"),
+        "chain": named_policy("chain-3"),
+        "plan": PLAN,
+        "price": PointBuilder(trace=corpus.trace, costs=costs).build(point(), 1e-5),
+    }
+    charged = {}
+    for name, spec in specs.items():
+        outcomes = session.run(spec).outcome, session.simulate(spec, load).outcome
+        decide_us = [outcome.step_means.decide_us for outcome in outcomes]
+        charged[name] = decide_us[0] > 0
+        assert decide_us[0] == pytest.approx(decide_us[1])
+    asked = not drafts_ahead
+    assert charged == {"eagle2": asked, "chain": asked, "plan": asked, "price": True}
+
+
 @pytest.mark.parametrize("price", [1e-5, 2e-3, 2e-2])
 def test_a_batch_of_one_is_the_single_stream(corpus, costs, price):
     session = ReplaySession(corpus.trace, costs)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from sgl_eagle_harness.confidence import sum_path_logs
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.draft_loop import grow_trees
+from sgl_eagle_harness.policies.open_decisions import OpenDecisions, open_decisions
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.types import (
     NO_NODE,
@@ -49,6 +50,7 @@ class StepTable:
         num_drafted: [P] int64, nodes drafted, root excluded.
         widths: [P, S - 1] int64, nodes expanded in each draft step after the first; 0 if not run.
         num_decisions: [P] int64, times the policy was asked to go on drafting.
+        open_decisions: What of them, and of choosing trees, an engine that drafts ahead asks for.
         uncovered: [P] bool, the trace lacked something the policy asked for: the row's tree is
             smaller than the engine's would have been.
         expected_accept_tokens: [P] float64, mean of the tokens a step emits over the target's
@@ -62,6 +64,7 @@ class StepTable:
     num_drafted: IntArray
     widths: IntArray
     num_decisions: IntArray
+    open_decisions: OpenDecisions
     uncovered: BoolArray
     expected_accept_tokens: FloatArray | None
 
@@ -109,6 +112,7 @@ def replay_positions(trace: DenseTrace, policy: SpecPolicy, *, batch_size: int =
         num_drafted=merged["num_drafted"],
         widths=merged["widths"],
         num_decisions=np.minimum(num_levels, limits.num_steps - 1),
+        open_decisions=open_decisions(policy, batch_size),
         uncovered=merged["uncovered"],
         expected_accept_tokens=merged.get("expected_accept_tokens"),
     )
@@ -135,6 +139,7 @@ def plain_table(trace: DenseTrace, policy_name: str, *, batch_size: int = 1) -> 
         num_drafted=zeros,
         widths=np.zeros((num_positions, 0), np.int64),
         num_decisions=zeros,
+        open_decisions=OpenDecisions(num_certain_steps=0, chooses_tree=False),
         uncovered=np.zeros(num_positions, np.bool_),
         expected_accept_tokens=None if trace.target_log_probs is None else ones.astype(np.float64),
     )

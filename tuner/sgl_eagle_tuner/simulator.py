@@ -19,6 +19,7 @@ import numpy as np
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import PolicyConfigError, TraceError
+from sgl_eagle_harness.policies.open_decisions import OpenDecisions
 from sgl_eagle_harness.types import FloatArray, IntArray
 from sgl_eagle_tuner.outcome import Outcome, RequestCounts, summarise_steps
 from sgl_eagle_tuner.prompt_totals import US_PER_S, PromptTotals
@@ -143,6 +144,7 @@ class _StepNote:
     num_pending: int
     widths: IntArray
     num_decisions: int
+    open_decisions: OpenDecisions
     num_draft_tokens: int
     num_uncovered: int
 
@@ -240,6 +242,7 @@ class _Loop:
             num_pending=int(combine(pending)),
             widths=combine(widths) if speculated else np.zeros(widths.shape[1], np.int64),
             num_decisions=int(steps.num_decisions[rows].max()) if speculated else 0,
+            open_decisions=steps.open_decisions,
             num_draft_tokens=int(combine(steps.num_draft_tokens[rows])) if speculated else 1,
             num_verified=int(steps.num_draft_tokens[rows].sum()) if speculated else len(rows),
             num_uncovered=int(steps.uncovered[rows].sum()) if speculated else 0,
@@ -323,6 +326,8 @@ def _stack_loads(log: list[_StepNote]) -> StepLoads:
         num_pending=np.array([note.num_pending for note in log]),
         widths=np.stack([note.widths for note in log]),
         num_decisions=np.array([note.num_decisions for note in log]),
+        num_certain_steps=np.array([note.open_decisions.num_certain_steps for note in log]),
+        chooses_tree=np.array([note.open_decisions.chooses_tree for note in log]),
         num_draft_tokens=np.array([note.num_draft_tokens for note in log]),
     )
 

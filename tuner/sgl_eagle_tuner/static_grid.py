@@ -21,6 +21,7 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
+from sgl_eagle_harness.policies.open_decisions import open_decisions
 from sgl_eagle_harness.trace_schema import TraceHeader
 from sgl_eagle_harness.types import (
     BatchContext,
@@ -175,19 +176,21 @@ def _chain_ranks(trees: CandidateTrees, on_path: BoolArray, num_steps: int) -> I
 
 
 def _table(beam: _Beam, limits: TreeLimits, left: IntArray, batch_size: int) -> StepTable:
+    policy = Eagle2Policy(limits=limits)
     num_steps, budget = limits.num_steps, limits.num_draft_tokens - 1
     num_correct_drafts = (beam.ranks[:, num_steps - 1, :num_steps] < budget).sum(axis=1)
     widths = beam.widths[:, 1:num_steps]
     num_drafted = beam.num_drafted[:, :num_steps].sum(axis=1)
     num_levels = 1 + (widths > 0).sum(axis=1)
     return StepTable(
-        policy_name=Eagle2Policy(limits=limits).name,
+        policy_name=policy.name,
         batch_size=batch_size,
         num_accept_tokens=np.minimum(num_correct_drafts + 1, left),
         num_draft_tokens=1 + np.minimum(num_drafted, budget),
         num_drafted=num_drafted,
         widths=widths,
         num_decisions=np.minimum(num_levels, num_steps - 1),
+        open_decisions=open_decisions(policy, batch_size),
         uncovered=np.asarray(beam.missing[:, :num_steps].any(axis=1)),
         expected_accept_tokens=None,
     )

@@ -174,6 +174,8 @@ def _finish(trace: DenseTrace, steps: StepTable, costs: CostTable, route: _Route
         num_pending=np.array(route.num_pending),
         widths=np.where(speculated[:, None], steps.widths[rows], 0),
         num_decisions=np.where(speculated, steps.num_decisions[rows], 0),
+        num_certain_steps=np.full(len(rows), steps.open_decisions.num_certain_steps),
+        chooses_tree=np.full(len(rows), steps.open_decisions.chooses_tree),
         num_draft_tokens=np.where(speculated, steps.num_draft_tokens[rows], 1),
     )
     return Run(

@@ -1,0 +1,45 @@
+"""What an engine that drafts ahead has to ask a policy in a round, once it speculates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.planned import PlannedPolicy
+from sgl_eagle_harness.policies.protocol import SpecPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDecisions:
+    """Decisions that do not follow from the policy's promises; an engine that waits asks for all.
+
+    Attributes:
+        num_certain_steps: Draft steps after that of the roots which are run unasked; whether and
+            how wide to go on is decided from then on.
+        chooses_tree: Whether the nodes to verify are chosen by the host; if not, the device takes
+            the most confident ones.
+    """
+
+    num_certain_steps: int
+    chooses_tree: bool
+
+
+def open_decisions(policy: SpecPolicy, batch_size: int | None = None) -> OpenDecisions:
+    """What a policy decides in a round.
+
+    Args:
+        policy: Any policy.
+        batch_size: Requests decoded together; None asks for what holds at every batch size.
+
+    Returns:
+        The decisions; none of a policy that plans its rounds, since a round's depth and size are
+        settled before it starts.
+    """
+    if isinstance(policy, PlannedPolicy) and policy.limits is not None:
+        return OpenDecisions(num_certain_steps=policy.limits.num_steps - 1, chooses_tree=False)
+    order = confidence_order(policy, batch_size)
+    if order is None:
+        return OpenDecisions(num_certain_steps=0, chooses_tree=True)
+    return OpenDecisions(
+        num_certain_steps=order.num_certain_steps, chooses_tree=order.num_draft_tokens is None
+    )
