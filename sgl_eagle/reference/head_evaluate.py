@@ -12,7 +12,6 @@ from sgl_eagle.reference.draft_models import Draft
 from sgl_eagle.reference.head_routes import Route, full_route
 from sgl_eagle.reference.head_states import HeadStates
 from sgl_eagle_harness.reliability import expected_calibration_error
-from sgl_eagle_kernels.lm_head import HeadTopk
 
 ROWS = 64  # rows scored together; bounds the memory of gathered head rows
 
@@ -79,15 +78,14 @@ def evaluate_routes(
     weight = draft.lm_head
     inputs = states.inputs.to(weight.dtype).flatten(0, 1)
     full = full_route(weight)
-    best = [full.run(rows, topk).best.ids for rows in inputs.split(ROWS)]
     exact = weight.float()
-    normalizers = [(rows.float() @ exact.T).logsumexp(-1) for rows in inputs.split(ROWS)]
+
+    def view(rows: Tensor) -> tuple[Tensor, ...]:
+        return full.run(rows, topk).best.ids, (rows.float() @ exact.T).logsumexp(-1)
+
+    best, log_normalizer = _by_batch(view, inputs)
     judge = _Judge(
-        draft=draft,
-        states=states,
-        inputs=inputs,
-        best=torch.cat(best),
-        log_normalizer=torch.cat(normalizers),
+        draft=draft, states=states, inputs=inputs, best=best, log_normalizer=log_normalizer
     )
     scores = []
     for route in (full, *routes):
@@ -115,14 +113,12 @@ class _Judge:
     log_normalizer: Tensor
 
     def score(self, route: Route, topk: int) -> HeadScore:
-        parts, kept = [], []
-        for rows, best in zip(self.inputs.split(ROWS), self.best.split(ROWS), strict=True):
+        def propose(rows: Tensor, best: Tensor) -> tuple[Tensor, ...]:
             found = route.run(rows, topk)
-            parts.append(found.best)
-            kept.append(_is_among(best, found.candidates))
-        joined = HeadTopk(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-        among = torch.cat(kept).float()
-        top1, own = joined.ids[:, 0], joined.log_probs[:, 0]
+            first = found.best.ids[:, 0], found.best.log_probs[:, 0]
+            return *first, _is_among(best, found.candidates).float()
+
+        top1, own, among = _by_batch(propose, self.inputs, self.best)
         truth = (self.inputs.float() * self.draft.lm_head[top1].float()).sum(-1)
         truth -= self.log_normalizer
         right = self._right(top1)
@@ -157,6 +153,21 @@ class _Judge:
         return expected_calibration_error(
             confidence[reached].cpu().numpy(), right[reached].double().cpu().numpy()
         )
+
+
+def _by_batch(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    # Results go where they belong at once: kept apart until the end, they would lie between the
+    # scores of whole vocabularies, whose memory could then not be used again.
+    joined: tuple[Tensor, ...] = ()
+    start, num_rows = 0, len(inputs[0])
+    for batch in zip(*(tensor.split(ROWS) for tensor in inputs), strict=True):
+        parts = run(*batch)
+        joined = joined or tuple(part.new_empty((num_rows, *part.shape[1:])) for part in parts)
+        end = start + len(parts[0])
+        for whole, part in zip(joined, parts, strict=True):
+            whole[start:end] = part
+        start = end
+    return joined
 
 
 def _is_among(best: Tensor, candidates: Tensor) -> Tensor:
