@@ -9,6 +9,7 @@ from pathlib import Path
 from sgl_eagle.cli.frame.arguments import seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_not_read, require_writable
+from sgl_eagle.cli.trace_arguments import add_traces_argument
 
 if typing.TYPE_CHECKING:
     from sgl_eagle_tuner.report.analysis import CalibrationResult, ReliabilityCurve
@@ -24,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     from sgl_eagle_harness.calibration import CalibrationKind
 
-    parser.add_argument(
-        "traces", metavar="TRACES", type=Path, nargs="+", help="dense shards, or folders of them"
-    )
+    add_traces_argument(parser)
     parser.add_argument(
         "--kind",
         choices=typing.get_args(CalibrationKind),

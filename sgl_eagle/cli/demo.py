@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sgl_eagle.cli.frame.arguments import UsageError, positive_int, seed_number
+from sgl_eagle.cli.frame.arguments import positive_int, seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
-from sgl_eagle.cli.frame.paths import require_writable_folder
+from sgl_eagle.cli.frame.paths import require_empty_folder, require_writable_folder
 from sgl_eagle.cli.frame.progress import progress_counter
 from sgl_eagle.cli.pair_arguments import add_pair_arguments, load_pair_from
 from sgl_eagle.cli.prompt_arguments import prompt_source
@@ -111,10 +111,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_alone(args: argparse.Namespace) -> None:
     started = time.perf_counter()
-    if args.out.exists() and any(args.out.iterdir()):
-        if not args.overwrite:
-            raise UsageError(f"--out {args.out} is not empty: choose another or add --overwrite")
+    if args.overwrite:
         _remove_earlier_demo(args.out)
+    else:
+        require_empty_folder(args.out, "--out", instead="choose another or add --overwrite")
     from sgl_eagle.demo.run import Demo, run_demo
     from sgl_eagle.demo.stages import StageClock
     from sgl_eagle.reference.prompts import load_shipped_prompts, select_prompts

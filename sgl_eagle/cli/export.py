@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sgl_eagle.cli.frame.arguments import UsageError
 from sgl_eagle.cli.frame.output import write_result
-from sgl_eagle.cli.frame.paths import require_writable_folder
+from sgl_eagle.cli.frame.paths import require_empty_folder, require_writable_folder
 
 HELP = "write a target in the Hugging Face format that SGLang loads"
 
@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
         UsageError: If `--out` holds anything, or is where the user stands.
     """
     require_writable_folder(args.out, "--out")
-    if args.out.exists() and any(args.out.iterdir()):
-        raise UsageError(f"--out {args.out} is not empty: choose another folder")
+    require_empty_folder(args.out, "--out")
     if args.out.resolve() == Path.cwd():
         raise UsageError(f"--out {args.out} is the current folder, which the new one would replace")
     from sgl_eagle.reference.export_target import export_target

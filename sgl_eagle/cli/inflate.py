@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 
 from sgl_eagle.cli.frame.arguments import (
-    UsageError,
     naming_flags,
     non_negative_int,
     positive_int,
 )
 from sgl_eagle.cli.frame.output import write_result
-from sgl_eagle.cli.frame.paths import require_writable_folder
+from sgl_eagle.cli.frame.paths import require_empty_folder, require_writable_folder
 
 HELP = "make a larger pair that writes and accepts the same, to measure what serving it costs"
 
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
         UsageError: If `--out` holds anything, or sizes fit neither each other nor the pair.
     """
     require_writable_folder(args.out, "--out")
-    if args.out.exists() and any(args.out.iterdir()):
-        raise UsageError(f"--out {args.out} is not empty: choose another folder")
+    require_empty_folder(args.out, "--out")
     from sgl_eagle.cli.pair_arguments import prepare_device
     from sgl_eagle.reference.draft_config import load_draft_config
     from sgl_eagle.reference.inflate import InflateConfig, inflate_pair

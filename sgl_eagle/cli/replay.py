@@ -9,8 +9,9 @@ import typing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sgl_eagle.cli.frame.arguments import positive_int, seed_number
+from sgl_eagle.cli.frame.arguments import seed_number
 from sgl_eagle.cli.frame.output import render_table, write_result
+from sgl_eagle.cli.trace_arguments import add_load_arguments, add_traces_argument
 
 if typing.TYPE_CHECKING:
     from sgl_eagle_harness.dense_trace import DenseTrace
@@ -33,12 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
-    parser.add_argument(
-        "traces", metavar="TRACES", type=Path, nargs="+", help="dense shards, or folders of them"
-    )
-    parser.add_argument(
-        "--cost", metavar="FILE", type=Path, required=True, help="cost table (sgl-eagle profile)"
-    )
+    add_traces_argument(parser)
+    add_load_arguments(parser)
     parser.add_argument(
         "--policy",
         metavar="POLICY",
@@ -48,12 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "more than once",
     )
     parser.add_argument("--workload", help="replay this workload only")
-    parser.add_argument(
-        "--batch-size",
-        type=positive_int,
-        default=1,
-        help="requests that decode together, simulated in a closed loop (default: %(default)s)",
-    )
     parser.add_argument(
         "--seed", type=seed_number, default=0, help="of request order and bootstrap (default: 0)"
     )

@@ -10,6 +10,7 @@ from sgl_eagle.cli.frame.arguments import naming_flags, positive_int, seed_numbe
 from sgl_eagle.cli.frame.output import render_table, write_result
 from sgl_eagle.cli.frame.paths import require_not_read, require_writable
 from sgl_eagle.cli.frame.progress import progress
+from sgl_eagle.cli.trace_arguments import add_load_arguments, add_traces_argument
 
 if typing.TYPE_CHECKING:
     from sgl_eagle_tuner.tune import TuneInputs
@@ -26,12 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     from sgl_eagle_tuner.study_config import StudyConfig
 
-    parser.add_argument(
-        "traces", metavar="TRACES", type=Path, nargs="+", help="dense shards, or folders of them"
-    )
-    parser.add_argument(
-        "--cost", metavar="FILE", type=Path, required=True, help="cost table (sgl-eagle profile)"
-    )
+    add_traces_argument(parser)
+    add_load_arguments(parser)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, required=True, help="policy file to write"
     )
@@ -51,12 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of split, sampler, bootstrap (default: %(default)s)",
     )
     parser.add_argument("--workload", help="tune this workload only")
-    parser.add_argument(
-        "--batch-size",
-        type=positive_int,
-        default=1,
-        help="requests that decode together, simulated in a closed loop (default: %(default)s)",
-    )
     parser.add_argument(
         "--held-out",
         metavar="TRACES",

@@ -447,6 +447,33 @@ def test_head_factors_that_are_impossible(
     assert message in refused("head", *options, *models)
 
 
+def test_a_folder_that_holds_something_is_refused(pair, target_folder, tmp_path, refused):
+    (tmp_path / "notes").touch()
+    models = [part for part in pair if part not in ("--dtype", "float32")]
+    commands = {
+        "demo": models,
+        "export": ["--target", target_folder],
+        "inflate": ["--target", target_folder],
+    }
+    for command, options in commands.items():
+        message = refused(command, "--out", tmp_path, *options, codes=(2,))
+        assert f"--out {tmp_path} is not empty: choose another" in message
+
+
+def test_a_file_that_an_option_names_is_replaced(work, pair, tmp_path):
+    traces, cost = work / "traces", work / "cost.json"
+    commands = {
+        "calibrate": [traces],
+        "profile": ["--repeats", "1", "--context", "1", "40", *pair],
+        "tune": [traces, "--cost", cost, "--trials", "8", "--quiet"],
+    }
+    for command, options in commands.items():
+        out = tmp_path / f"{command}.json"
+        out.write_text("not JSON")
+        assert main([command, *map(str, options), "--out", str(out)]) == 0
+        json.loads(out.read_text())
+
+
 def test_recording_never_overwrites_another(work, prompt_file, pair, refused):
     files = ["--prompts", prompt_file, "--out", work / "traces"]
     assert "holds a recording already" in refused("record", *files, *pair)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from sgl_eagle.cli.frame.arguments import UsageError
 from sgl_eagle_harness.errors import OutputError
 
 
@@ -59,6 +60,21 @@ def require_writable_folder(path: Path, flag: str) -> None:
         OutputError: If its nearest existing ancestor, or itself, is not a writable folder.
     """
     _require_writable_folder(path, path, flag)
+
+
+def require_empty_folder(path: Path, flag: str, *, instead: str = "choose another folder") -> None:
+    """Refuse an output folder that holds something. Unlike a file, none is replaced unasked.
+
+    Args:
+        path: The folder to be; it may be missing.
+        flag: The option that named it, for the message.
+        instead: What the user can do, for the message.
+
+    Raises:
+        UsageError: If it holds anything.
+    """
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{flag} {path} is not empty: {instead}")
 
 
 def require_temporary_folder() -> None:
