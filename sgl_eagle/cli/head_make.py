@@ -120,6 +120,7 @@ def train(args: argparse.Namespace) -> int:
     from sgl_eagle.reference.loading import load_target
     from sgl_eagle.reference.pair import DTYPES
     from sgl_eagle.reference.train_data import load_text
+    from sgl_eagle_harness.output_folder import sole_writer
 
     shortlist = None if args.activate is None else parse_shortlist("--activate", args.activate)
     folder = draft_folder(args)
@@ -135,38 +136,39 @@ def train(args: argparse.Namespace) -> int:
             eval_every=args.eval_every,
             seed=args.seed,
         )
-    rows = load_text(args.text)
-    model = load_target(args.target, dtype=DTYPES[args.dtype], device=args.device).model
-    draft = load_draft(
-        folder,
-        embed_tokens=model.model.embed_tokens.weight.detach(),
-        lm_head=model.lm_head.weight.detach(),
-        num_target_layers=model.config.num_hidden_layers,
-        dtype=DTYPES[args.dtype],
-        device=model.lm_head.weight.device,
-    )
-    factors, curve = train_factors(
-        model,
-        draft,
-        rows,
-        config,
-        HeadTrainFolder(path.parent),
-        resume=args.resume,
-        quiet=args.quiet,
-    )
-    info = FactorsInfo(
-        method="trained",
-        rank=args.rank,
-        vocab_size=draft.lm_head.shape[0],
-        relative_error=relative_error(draft.lm_head, factors),
-        row_norms=row_norms(draft.lm_head),
-        num_tokens=args.steps * args.batch_tokens,
-        smoothing=0,
-        text="text of training",
-    )
-    save_factors(path, factors, info)
-    if shortlist is not None:
-        activate_head(folder, shortlist)
+    with sole_writer(path.parent):
+        rows = load_text(args.text)
+        model = load_target(args.target, dtype=DTYPES[args.dtype], device=args.device).model
+        draft = load_draft(
+            folder,
+            embed_tokens=model.model.embed_tokens.weight.detach(),
+            lm_head=model.lm_head.weight.detach(),
+            num_target_layers=model.config.num_hidden_layers,
+            dtype=DTYPES[args.dtype],
+            device=model.lm_head.weight.device,
+        )
+        factors, curve = train_factors(
+            model,
+            draft,
+            rows,
+            config,
+            HeadTrainFolder(path.parent),
+            resume=args.resume,
+            quiet=args.quiet,
+        )
+        info = FactorsInfo(
+            method="trained",
+            rank=args.rank,
+            vocab_size=draft.lm_head.shape[0],
+            relative_error=relative_error(draft.lm_head, factors),
+            row_norms=row_norms(draft.lm_head),
+            num_tokens=args.steps * args.batch_tokens,
+            smoothing=0,
+            text="text of training",
+        )
+        save_factors(path, factors, info)
+        if shortlist is not None:
+            activate_head(folder, shortlist)
     write_result(
         {"factors": path, "info": info, "activated": shortlist, "curve": curve},
         text=f"wrote {path}: rank {info.rank}, trained\n{_curve_table(curve)}",

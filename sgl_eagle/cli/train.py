@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from sgl_eagle.reference.generate_text import write_text
     from sgl_eagle.reference.loading import load_target
     from sgl_eagle.reference.train import train_draft
-    from sgl_eagle.reference.train_data import has_text, load_text
+    from sgl_eagle.reference.train_data import has_text, load_text, require_finished
     from sgl_eagle.reference.train_ranks import current_rank, join_ranks, leave_ranks
     from sgl_eagle_harness.output_folder import sole_writer
 
@@ -137,6 +137,8 @@ def run(args: argparse.Namespace) -> int:
             f"--text {args.text} holds no text-*.safetensors: correct the path, or add --text-only "
             f"to generate text into it"
         )
+    if filled and not args.text_only:
+        require_finished(text_folder)
     device = join_ranks() or _device(args.device)
     first_process = current_rank() == 0
     with sole_writer(args.out) if first_process else nullcontext():

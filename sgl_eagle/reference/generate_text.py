@@ -21,6 +21,7 @@ from sgl_eagle.reference.lockstep import LENGTH_BUCKET, GraphedSteps, LockstepDe
 from sgl_eagle.reference.starters import sample_starter, sample_system_prompt
 from sgl_eagle.reference.tensor_file import save_tensors
 from sgl_eagle.reference.text_config import LOOP_WINDOW, TextConfig
+from sgl_eagle_harness import atomic_file
 from sgl_eagle_harness.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ USER, ANSWER, DONE = range(3)
 CHECK_EVERY = 32  # steps between looks at which rows are finished; each look waits for the device
 LOOP_PERIODS = 24
 ROW_BUCKETS = 8  # batch sizes that rows are compacted to, hence graphs of each length
+UNFINISHED = "text-{seed}.unfinished"
+"""Lies beside the shards of a seed until the last of them is written."""
 MIN_LIVE_SHARE = 0.08  # below it a new wave costs less than the rest of this one
 
 
@@ -318,6 +321,8 @@ def write_text(
 ) -> int:
     """Generate text into a folder, one safetensors file a wave.
 
+    Whatever ends it early leaves a file named by `UNFINISHED`, for which the text is refused.
+
     Args:
         model: Hugging Face target on its device.
         tokenizer: Its tokenizer.
@@ -332,13 +337,17 @@ def write_text(
         OutputError: If the folder cannot be written.
     """
     total = 0
+    unfinished = folder / UNFINISHED.format(seed=config.seed)
     bar = tqdm(total=config.num_tokens, unit="tok", unit_scale=True, desc="generate", disable=quiet)
     with bar as progress:
         for index, rows in enumerate(generate_text(model, tokenizer, config)):
+            if index == 0:
+                atomic_file.write_text(unfinished, f"{config.num_tokens} tokens are wanted\n")
             file = folder / f"text-{config.seed}-{index:04d}.safetensors"
             tensors = {name: getattr(rows, name) for name in TextRows.__annotations__}
             save_tensors(file, tensors)
             total += rows.num_tokens
             progress.update(rows.num_tokens)
+    unfinished.unlink(missing_ok=True)
     logger.info("%d tokens of text in %s", total, folder)
     return total

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sgl_eagle.reference.generate_text import TextRows
+from sgl_eagle.reference.generate_text import UNFINISHED, TextRows
 from sgl_eagle_harness.errors import PromptError
 
 ROUND_TO = 64  # rows are padded to a multiple of it
@@ -47,6 +47,24 @@ def has_text(folder: Path) -> bool:
     return any(folder.glob("text-*.safetensors"))
 
 
+def require_finished(folder: Path) -> None:
+    """Refuse text whose generation ended early: a head would be trained on an unknown part of it.
+
+    Args:
+        folder: Written by `write_text`.
+
+    Raises:
+        PromptError: If text of some seed is not finished.
+    """
+    for file in sorted(folder.glob(UNFINISHED.format(seed="*"))):
+        seed = file.stem.removeprefix("text-")
+        raise PromptError(
+            f"{folder} holds only a part of the text of seed {seed}, whose generation ended early "
+            f"or still runs: write it with `sgl-eagle train --text-only --seed {seed}`, or delete "
+            f"{file.name} there to use the part"
+        )
+
+
 def load_text(folder: Path) -> TextRows:
     """Read every shard of a folder.
 
@@ -57,8 +75,9 @@ def load_text(folder: Path) -> TextRows:
         All rows whose answer has at least `MIN_ANSWER` tokens.
 
     Raises:
-        PromptError: If there is no shard, one is damaged, or nothing is left.
+        PromptError: If there is no shard, one is damaged, text is not finished, or nothing is left.
     """
+    require_finished(folder)
     files = sorted(folder.glob("text-*.safetensors"))
     if not files:
         raise PromptError(f"{folder}: no text-*.safetensors; generate text first")

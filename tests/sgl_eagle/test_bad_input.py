@@ -495,6 +495,15 @@ def test_a_folder_that_another_command_fills_is_refused(
             assert f"{out} is being filled by another command" in message
 
 
+def test_training_on_a_part_of_a_text_is_refused(target_folder, tmp_path, refused):
+    for name in ("text-3-0000.safetensors", "text-3.unfinished"):
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / "text" / name).touch()
+    message = refused("train", "--target", target_folder, "--out", tmp_path)
+    assert f"{tmp_path / 'text'} holds only a part of the text of seed 3" in message
+    assert "write it with `sgl-eagle train --text-only --seed 3`" in message
+
+
 @contextmanager
 def tiny_disk(monkeypatch):
     """No file may grow beyond a kilobyte: what a full disk does, for one process.

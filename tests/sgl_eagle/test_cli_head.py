@@ -16,6 +16,7 @@ from sgl_eagle.reference.head_checkpoint import FACTORS_FILE  # noqa: E402
 from sgl_eagle.reference.pair import load_pair  # noqa: E402
 from sgl_eagle.reference.profile import ProfileConfig, cost_setup, measure_costs  # noqa: E402
 from sgl_eagle_harness.errors import CostTableError  # noqa: E402
+from sgl_eagle_harness.output_folder import sole_writer  # noqa: E402
 
 NAME = "two-stage LM head of rank 48, local 8 x 2, shuffled"
 
@@ -206,6 +207,23 @@ def test_trained_factors_are_used_and_go_on(
     assert pair.draft_identity.name == "trained, two-stage LM head of rank 12, global 24"
     assert main([*command, *sizes, "--resume", "--lr", "0.01", *models]) == 1
     assert "another configuration: learning_rate 0.001 now 0.01" in capsys.readouterr().err
+
+
+def test_one_training_at_a_time_fills_a_folder(tmp_path, good_draft, text_folder, models, capsys):
+    folder = shutil.copytree(good_draft, tmp_path / "trained")
+    command = ["head", "train", "--draft", str(folder), "--text", str(text_folder), *models]
+    with sole_writer(folder / "two_stage_head"):
+        assert main(command) == 1
+    message = f"{folder / 'two_stage_head'} is being filled by another command"
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_of_a_text_is_refused(tmp_path, good_draft, text_folder, models, capsys):
+    part = shutil.copytree(text_folder, tmp_path / "text")
+    (part / "text-7.unfinished").touch()
+    command = ["head", "train", "--draft", str(good_draft), "--text", str(part), *models]
+    assert main(command) == 1
+    assert f"{part} holds only a part of the text of seed 7" in capsys.readouterr().err
 
 
 def test_training_needs_text(good_draft, models, capsys):

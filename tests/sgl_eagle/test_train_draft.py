@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ import tiny_models  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from sgl_eagle.reference import generate_text  # noqa: E402
 from sgl_eagle.reference.draft_checkpoint import load_draft  # noqa: E402
 from sgl_eagle.reference.generate_text import TextRows, write_text  # noqa: E402
 from sgl_eagle.reference.text_config import TextConfig  # noqa: E402
@@ -191,3 +193,27 @@ def test_generated_text_reads_back(model, tmp_path):
     rows = load_text(tmp_path)
     assert 0 < rows.num_tokens <= total
     assert total >= 300
+
+
+def test_text_that_ended_early_is_refused_until_it_is_written(model, tmp_path, monkeypatch):
+    config = TextConfig(num_tokens=300, batch_size=6, max_length=128, max_user_tokens=12, seed=3)
+    saved = generate_text.save_tensors
+    num_saved = 0
+
+    def save_one(file, tensors):
+        nonlocal num_saved
+        if num_saved == 1:
+            raise KeyboardInterrupt
+        num_saved += 1
+        saved(file, tensors)
+
+    tokenizer = tiny_models.make_tokenizer()
+    with monkeypatch.context() as context:
+        context.setattr(generate_text, "save_tensors", save_one)
+        with pytest.raises(KeyboardInterrupt):
+            write_text(model, tokenizer, replace(config, num_tokens=10**9), tmp_path, quiet=True)
+    with pytest.raises(PromptError, match=r"only a part of the text of seed 3, .* --seed 3`"):
+        load_text(tmp_path)
+    write_text(model, tokenizer, config, tmp_path, quiet=True)
+    assert load_text(tmp_path).num_tokens > 0
+    assert {file.suffix for file in tmp_path.iterdir()} == {".safetensors"}
