@@ -13,10 +13,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, PrivateAttr, TypeAdapter, model_validator
 
-from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.confidence import NodeSample
 from sgl_eagle_harness.errors import CalibrationError
-from sgl_eagle_harness.records import Record, load_record
+from sgl_eagle_harness.records import Record, load_record, save_record
 from sgl_eagle_harness.tree_build import at_columns
 from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
@@ -275,7 +274,7 @@ def save_calibration_file(path: Path, record: CalibrationFile) -> None:
     Raises:
         OutputError: If the file cannot be written.
     """
-    write_text(path, record.model_dump_json(indent=1) + "\n")
+    save_record(path, record)
 
 
 def calibration_from_json(text: str) -> Calibration:

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import AwareDatetime, Field
 
-from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.cost_table import CostGrid, CostSetup, CostTable
 from sgl_eagle_harness.errors import CostTableError
-from sgl_eagle_harness.records import Record, load_record
+from sgl_eagle_harness.records import Record, load_record, save_record
 
 COST_SCHEMA_VERSION: Literal[1] = 1
 
@@ -198,7 +197,7 @@ def save_cost_file(path: Path, record: CostFile) -> None:
     Raises:
         OutputError: If the file cannot be written.
     """
-    write_text(path, record.model_dump_json(indent=1) + "\n")
+    save_record(path, record)
 
 
 def _curve_record(grid: CostGrid) -> CurveRecord:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.errors import SglEagleError
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -72,6 +73,19 @@ def describe_validation_error(error: ValidationError) -> str:
 def _some(names: list[str], shown: int = 4) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def save_record(path: Path, record: BaseModel) -> None:
+    """Write a model, whole or not at all.
+
+    Args:
+        path: JSON file to make or replace.
+        record: What to write.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
+    write_text(path, record.model_dump_json(indent=1) + "\n")
 
 
 def load_record(

@@ -57,24 +57,16 @@ class TextDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepDifference:
-    """A step that accepted another number of tokens than its replay.
+class StepDifference(UnequalStep):
+    """An unequal step, and how far rounding could have made it so.
 
     Attributes:
-        prompt_id: Prompt.
-        position: Index in the completion of the first token that the step emitted.
-        num_accept_tokens: As the engine ran it, bonus token included.
-        num_replayed: As replayed.
         controls: Tokens that the step emits when drafted from the features of each control.
         moved: How far the controls move a node's log path confidence at most.
         fewest: Tokens emitted if all scores move that far, depth by depth, against the text.
         most: The same in its favour.
     """
 
-    prompt_id: str
-    position: int
-    num_accept_tokens: int
-    num_replayed: int
     controls: tuple[int, ...]
     moved: float
     fewest: int

@@ -7,10 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.errors import ReportError
 from sgl_eagle_harness.policies.policy_file import PolicySpec
-from sgl_eagle_harness.records import Sha256, load_record
+from sgl_eagle_harness.records import Sha256, load_record, save_record
 from sgl_eagle_tuner.provenance import RunProvenance
 from sgl_eagle_tuner.report.analysis import SearchResult
 from sgl_eagle_tuner.report.base import Estimate, ReportModel
@@ -157,4 +156,4 @@ def save_tune_result(path: Path, result: TuneResult) -> None:
     Raises:
         OutputError: If the file cannot be written.
     """
-    write_text(path, result.model_dump_json(indent=1) + "\n")
+    save_record(path, result)

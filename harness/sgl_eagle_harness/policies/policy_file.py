@@ -7,12 +7,11 @@ from typing import Literal
 
 from pydantic import AwareDatetime, Field
 
-from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.cost_file import CostFile
 from sgl_eagle_harness.errors import CostTableError, PolicyConfigError, TreeLimitsError
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.registry import PolicySpec
-from sgl_eagle_harness.records import ModelIdentity, Record, load_record
+from sgl_eagle_harness.records import ModelIdentity, Record, load_record, save_record
 from sgl_eagle_harness.trace_schema import SamplingParams, SourceFile
 
 __all__ = [
@@ -126,4 +125,4 @@ def save_policy_file(path: Path, record: PolicyFile) -> None:
     Raises:
         OutputError: If the file cannot be written.
     """
-    write_text(path, record.model_dump_json(indent=1) + "\n")
+    save_record(path, record)

@@ -11,9 +11,8 @@ from typing import Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from sgl_eagle_harness.atomic_file import write_text
 from sgl_eagle_harness.errors import ReportError
-from sgl_eagle_harness.records import load_record
+from sgl_eagle_harness.records import load_record, save_record
 from sgl_eagle_tuner.report.analysis import (
     CalibrationResult,
     CorrectnessCheck,
@@ -158,4 +157,4 @@ def save_report(report: DemoReport, path: Path) -> None:
         report: The data.
         path: JSON file to make or replace.
     """
-    write_text(path, report.model_dump_json(indent=1) + "\n")
+    save_record(path, report)
