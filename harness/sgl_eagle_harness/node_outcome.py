@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl_eagle_harness.types import BoolArray, IntArray
+from sgl_eagle_harness.types import BoolArray, CandidateTrees, IntArray
 
 
 def spell_path(tokens: IntArray, parents: IntArray, depths: IntArray, text: IntArray) -> BoolArray:
@@ -35,4 +35,29 @@ def spell_path(tokens: IntArray, parents: IntArray, depths: IntArray, text: IntA
         if not level.any():
             break
         above = level
+    return on_path
+
+
+def spell_paths(trees: CandidateTrees, texts: IntArray, lengths: IntArray) -> BoolArray:
+    """Mark the nodes of many trees whose whole path spells the text of their row.
+
+    Args:
+        trees: N nodes in each of B rows.
+        texts: [B, L] int64, the tokens after each root; padded at the end.
+        lengths: [B] int64, how many tokens of each text count.
+
+    Returns:
+        [B, N] bool; False also for nodes deeper than a text, whose outcome is not known.
+    """
+    on_path = np.zeros(trees.valid.shape, np.bool_)
+    starts = trees.level_starts
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], trees.num_nodes], strict=True)):
+        if index == texts.shape[1]:
+            break
+        level = slice(start, end)
+        spells = trees.valid[:, level] & (trees.tokens[:, level] == texts[:, index : index + 1])
+        spells &= (lengths > index)[:, None]
+        if index:
+            spells &= np.take_along_axis(on_path, trees.parents[:, level], axis=1)
+        on_path[:, level] = spells
     return on_path

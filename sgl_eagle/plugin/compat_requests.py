@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sgl_eagle_harness.trace_schema import SamplingParams
-from sgl_eagle_harness.types import IntArray
+from sgl_eagle_harness.types import BoolArray, IntArray
 
 ALL_TOKENS = 1 << 30
 """SGLang's `top_k` of a request that did not set one."""
@@ -28,17 +28,32 @@ def is_over(request: Any) -> bool:
     return bool(request.finished() or request.is_retracted)
 
 
-def completion_tokens(request: Any, start: int = 0) -> IntArray:
+def still_running(requests: Sequence[Any]) -> BoolArray:
+    """Whether a step's result still belongs to each request.
+
+    Args:
+        requests: B of SGLang's `Req`.
+
+    Returns:
+        [B] bool, the opposite of `is_over`.
+    """
+    return np.array(
+        [not (request.finished() or request.is_retracted) for request in requests], np.bool_
+    )
+
+
+def completion_tokens(request: Any, start: int = 0, end: int | None = None) -> IntArray:
     """Tokens that a request has so far.
 
     Args:
         request: SGLang's `Req`.
         start: First completion token wanted.
+        end: First that is not; None for all that are there.
 
     Returns:
         [L] int64, without those of the step whose result is being processed.
     """
-    return np.array(request.output_ids[start:], np.int64)
+    return np.array(request.output_ids[start:end], np.int64)
 
 
 def completion_length(request: Any) -> int:

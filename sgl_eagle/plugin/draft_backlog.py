@@ -61,8 +61,9 @@ class DraftBacklog:
         Returns:
             [B] int64, at most `window`.
         """
-        self._counts = {name: self._counts.get(name, 0) for name in names}
-        return np.array(list(self._counts.values()), np.int64)
+        if list(self._counts) != list(names):
+            self._counts = {name: self._counts.get(name, 0) for name in names}
+        return np.fromiter(self._counts.values(), np.int64, len(names))
 
     def clear(self, names: Sequence[str]) -> None:
         """Note that the draft has seen everything of some requests.

@@ -1,18 +1,69 @@
-"""One decode step whose outcome has reached the host."""
+"""One decode step whose outcome has reached the host.
+
+Every step is counted, and few are looked into: what takes time to put together is put together
+where somebody asks for it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
+from sgl_eagle.plugin.compat_requests import emitted_tokens, num_accept_tokens
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted(Protocol):
+    """What was drafted for a batch of B requests, and what of it was verified."""
+
+    @property
+    def trees(self) -> CandidateTrees:
+        """Drafted nodes of B requests."""
+        ...
+
+    @property
+    def columns(self) -> IntArray:
+        """[B, C] int64 nodes verified, `NO_NODE` where padded; none in a plain row."""
+        ...
+
+    @property
+    def speculating(self) -> BoolArray:
+        """[B] bool, requests that the policy wanted drafts for."""
+        ...
+
+    @property
+    def num_drafted(self) -> IntArray:
+        """[B] int64, nodes drafted, root excluded."""
+        ...
+
+    @property
+    def num_draft_tokens(self) -> IntArray:
+        """[B] int64, nodes verified, root included, padding excluded."""
+        ...
+
+    @property
+    def depths(self) -> IntArray:
+        """[B] int64, levels drafted; 0 is plain decoding."""
+        ...
+
+    def row(self, index: int) -> Drafted:
+        """What was drafted for one request.
+
+        Args:
+            index: Its row.
+
+        Returns:
+            One row, which keeps nothing of the others alive.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftedTrees:
-    """What was drafted for a batch, and what of it was verified.
+    """Trees that are there already. Implements `Drafted`.
 
     Attributes:
         trees: Drafted nodes of B requests.
@@ -24,8 +75,42 @@ class DraftedTrees:
     columns: IntArray
     speculating: BoolArray
 
+    @cached_property
+    def num_drafted(self) -> IntArray:
+        """[B] int64, nodes drafted, root excluded."""
+        return np.asarray(self.trees.valid.sum(axis=1))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @cached_property
+    def num_draft_tokens(self) -> IntArray:
+        """[B] int64, nodes verified, root included, padding excluded."""
+        return np.asarray(1 + (self.columns != NO_NODE).sum(axis=1))
+
+    @cached_property
+    def depths(self) -> IntArray:
+        """[B] int64, levels drafted; 0 is plain decoding."""
+        return np.asarray((self.trees.valid * self.trees.depths).max(axis=1, initial=0))
+
+    def row(self, index: int) -> DraftedTrees:
+        """What was drafted for one request.
+
+        Args:
+            index: Its row.
+
+        Returns:
+            One row, which keeps nothing of the others alive.
+        """
+        trees, rows = self.trees, [index]
+        of_rows = ("tokens", "parents", "step_log_probs", "path_log_confidence", "handles", "valid")
+        return DraftedTrees(
+            trees=replace(
+                trees, prefix_memo={}, **{name: getattr(trees, name)[rows] for name in of_rows}
+            ),
+            columns=self.columns[rows],
+            speculating=self.speculating[rows],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinishedStep:
     """One step of B requests.
 
@@ -33,22 +118,35 @@ class FinishedStep:
         requests: SGLang's requests, whose tokens are still those before the step.
         counted: [B] bool; a request that ended before takes part without effect.
         drafted: What was drafted; None where all of them decoded plainly.
-        emitted: [B, M] int64 tokens; the first `num_accept_tokens` of a row count.
-        num_accept_tokens: [B] int64, bonus token included.
+        result: SGLang's `GenerationBatchResult`, on the host.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
     """
 
     requests: list[Any]
     counted: BoolArray
-    drafted: DraftedTrees | None
-    emitted: IntArray
-    num_accept_tokens: IntArray
+    drafted: Drafted | None
+    result: Any
     elapsed_us: float | None
 
     @property
     def batch_size(self) -> int:
         """B."""
         return len(self.requests)
+
+    @cached_property
+    def counted_rows(self) -> slice | IntArray:
+        """Indices of the counted rows; a slice where all are, which takes no copy."""
+        return slice(None) if self.counted.all() else np.flatnonzero(self.counted)
+
+    @cached_property
+    def emitted(self) -> IntArray:
+        """[B, M] int64 tokens; the first `num_accept_tokens` of a row count."""
+        return emitted_tokens(self.result)
+
+    @cached_property
+    def num_accept_tokens(self) -> IntArray:
+        """[B] int64, bonus token included."""
+        return num_accept_tokens(self.result)
 
     @property
     def speculating(self) -> BoolArray:
@@ -62,19 +160,18 @@ class FinishedStep:
         """[B] int64, nodes verified, root included, padding excluded."""
         if self.drafted is None:
             return np.ones(self.batch_size, np.int64)
-        return np.asarray(1 + (self.drafted.columns != NO_NODE).sum(axis=1))
+        return self.drafted.num_draft_tokens
 
     @property
     def num_drafted(self) -> IntArray:
         """[B] int64, nodes drafted, root excluded."""
         if self.drafted is None:
             return np.zeros(self.batch_size, np.int64)
-        return np.asarray(self.drafted.trees.valid.sum(axis=1))
+        return self.drafted.num_drafted
 
     @property
     def depths(self) -> IntArray:
         """[B] int64, levels drafted; 0 is plain decoding."""
         if self.drafted is None:
             return np.zeros(self.batch_size, np.int64)
-        trees = self.drafted.trees
-        return np.asarray((trees.valid * trees.depths).max(axis=1, initial=0))
+        return self.drafted.depths

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sgl_eagle.plugin.draft_steps import DraftSteps
-from sgl_eagle.plugin.finished_step import DraftedTrees
-from sgl_eagle.plugin.foreseen_trees import assemble_trees
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
@@ -16,7 +13,6 @@ from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.tree_build import select_rerank
 from sgl_eagle_harness.types import TreeLimits
 
 MAILS_KEPT = 3
@@ -99,7 +95,7 @@ class ForeseenRounds:
 
 
 class LateTrees:
-    """The trees of one round, put together when somebody asks."""
+    """The trees of one round, read when somebody asks."""
 
     def __init__(
         self, transfer: HostTransfer, slot: int, layout: RoundMail, limits: TreeLimits
@@ -115,16 +111,11 @@ class LateTrees:
         self._transfer, self._slot = transfer, slot
         self._layout, self._limits = layout, limits
 
-    def __call__(self) -> DraftedTrees:
-        """Wait for the mail, which has long arrived, and read it.
+    def __call__(self) -> ForeseenTrees:
+        """Wait for the mail, which has long arrived.
 
         Returns:
             What was drafted and verified.
         """
-        mail, limits = self._transfer.wait(self._slot), self._limits
-        everyone = np.ones(len(mail), np.bool_)
-        trees = assemble_trees(
-            self._layout, mail, limits.num_steps - 1, topk=limits.topk, speculating=everyone
-        )
-        columns = select_rerank(trees.path_log_confidence, trees.valid, limits.num_draft_tokens - 1)
-        return DraftedTrees(trees=trees, columns=columns, speculating=everyone)
+        mail = self._transfer.wait(self._slot)
+        return ForeseenTrees(layout=self._layout, mail=mail, limits=self._limits)

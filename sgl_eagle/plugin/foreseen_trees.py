@@ -2,13 +2,134 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sgl_eagle.plugin.round_mail import RoundMail
-from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, Float32Array, IntArray
+from sgl_eagle_harness.tree_build import select_rerank
+from sgl_eagle_harness.types import (
+    NO_NODE,
+    BoolArray,
+    CandidateTrees,
+    Float32Array,
+    IntArray,
+    TreeLimits,
+)
+
+_INFINITE = 0x7F800000
+"""Exponent bits of the float32 numbers that are not finite."""
+
+
+class _Sizes(NamedTuple):
+    # [B] each.
+    num_drafted: IntArray
+    num_draft_tokens: IntArray
+    depths: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeseenTrees:
+    """EAGLE-2 trees as the device told of them; implements `finished_step.Drafted`.
+
+    How large they are can be told without putting them together, as long as none lacks a node.
+
+    Attributes:
+        layout: Of the mail.
+        mail: [B, width] int32, after all draft steps; all B requests drafted.
+        limits: Levels, children and nodes expanded in a step, and nodes verified.
+    """
+
+    layout: RoundMail
+    mail: npt.NDArray[np.int32]
+    limits: TreeLimits
+
+    @cached_property
+    def trees(self) -> CandidateTrees:
+        """Drafted nodes of B requests."""
+        num_steps, topk = self.limits.num_steps - 1, self.limits.topk
+        return assemble_trees(
+            self.layout, self.mail, num_steps, topk=topk, speculating=self.speculating
+        )
+
+    @cached_property
+    def columns(self) -> IntArray:
+        """[B, C] int64 nodes verified, `NO_NODE` where padded."""
+        trees = self.trees
+        return select_rerank(
+            trees.path_log_confidence, trees.valid, self.limits.num_draft_tokens - 1
+        )
+
+    @property
+    def speculating(self) -> BoolArray:
+        """[B] bool: everyone."""
+        return np.ones(len(self.mail), np.bool_)
+
+    @property
+    def num_drafted(self) -> IntArray:
+        """[B] int64, nodes drafted, root excluded."""
+        return self._sizes.num_drafted
+
+    @property
+    def num_draft_tokens(self) -> IntArray:
+        """[B] int64, nodes verified, root included, padding excluded."""
+        return self._sizes.num_draft_tokens
+
+    @property
+    def depths(self) -> IntArray:
+        """[B] int64, levels drafted; 0 where the draft had nothing."""
+        return self._sizes.depths
+
+    def row(self, index: int) -> ForeseenTrees:
+        """What was drafted for one request.
+
+        Args:
+            index: Its row.
+
+        Returns:
+            One row, which keeps nothing of the others alive.
+        """
+        mail = self.mail[index : index + 1].copy()
+        return ForeseenTrees(layout=self.layout, mail=mail, limits=self.limits)
+
+    @cached_property
+    def _sizes(self) -> _Sizes:
+        limits, num_rows = self.limits, len(self.mail)
+        if self._is_complete():
+            drafted = np.full(num_rows, limits.topk + (limits.num_steps - 1) * limits.topk**2)
+            depths = np.full(num_rows, limits.num_steps)
+        else:
+            valid = self.trees.valid
+            drafted = np.asarray(valid.sum(axis=1))
+            depths = np.asarray((valid * self.trees.depths).max(axis=1, initial=0))
+        return _Sizes(drafted, 1 + np.minimum(drafted, limits.num_draft_tokens - 1), depths)
+
+    def _is_complete(self) -> bool:
+        # Whether every node of every level is there, and no row stopped early.
+        num_steps, topk, branches = self.limits.num_steps, self.limits.topk, self.layout.branches
+        frontiers = self.layout.frontiers(self.mail).reshape(len(self.mail), -1, branches)
+        bits = self.layout.log_prob_bits(self.mail, num_steps)
+        parts = bits[:, :1, :1, :topk], bits[:, 1:, :topk, :topk]
+        return bool((frontiers[:, : num_steps - 1, :topk] >= 0).all()) and all(
+            bool(((part & _INFINITE) != _INFINITE).all()) for part in parts
+        )
+
+
+def join_trees(rows: Sequence[ForeseenTrees]) -> ForeseenTrees:
+    """One batch of several rounds.
+
+    Args:
+        rows: At least one; of one layout and the same limits.
+
+    Returns:
+        All their rows, in order.
+    """
+    mail = np.concatenate([each.mail for each in rows])
+    return ForeseenTrees(layout=rows[0].layout, mail=mail, limits=rows[0].limits)
 
 
 def assemble_trees(

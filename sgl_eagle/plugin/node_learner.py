@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sgl_eagle.plugin.compat_requests import completion_length, completion_tokens
-from sgl_eagle.plugin.finished_step import FinishedStep
-from sgl_eagle_harness.node_outcome import spell_path
-from sgl_eagle_harness.policies.learning import LearningPolicy, VerifiedRows
-from sgl_eagle_harness.types import CandidateTrees, Float32Array, IntArray
+from sgl_eagle.plugin.compat_requests import completion_length, completion_tokens, is_over
+from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, join_trees
+from sgl_eagle_harness.node_outcome import spell_paths
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, VerifiedRows
+from sgl_eagle_harness.types import IntArray
+
+STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 4
+"""Trees wait for each other, since to look at one of them takes nearly as long as at all. A lesson
+comes right before every refresh of the policy, which uses no tree before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +26,16 @@ class _WaitingTree:
 
     request: Any
     start: int
-    tokens: IntArray
-    parents: IntArray
-    depths: IntArray
-    path_log_confidence: Float32Array
+    drafted: Drafted
+    reach: int
 
     @property
-    def reach(self) -> int:
-        return int(self.depths[-1])  # levels come one after the other
+    def is_settled(self) -> bool:
+        num_known = completion_length(self.request) - self.start
+        return num_known >= self.reach or is_over(self.request)
+
+    def text(self) -> IntArray:
+        return completion_tokens(self.request, self.start, self.start + self.reach)
 
 
 class NodeLearner:
@@ -37,15 +45,20 @@ class NodeLearner:
     request has its turn.
     """
 
-    def __init__(self, policy: LearningPolicy) -> None:
+    def __init__(
+        self, policy: LearningPolicy, *, steps_between_lessons: int = STEPS_BETWEEN_LESSONS
+    ) -> None:
         """Start with nothing observed.
 
         Args:
             policy: Learns.
+            steps_between_lessons: Steps after which it is told of the trees that are settled.
         """
         self._policy = policy
-        self._turn = 0
-        self._waiting: dict[str, list[_WaitingTree]] = {}
+        self._steps_between_lessons = steps_between_lessons
+        self._turn = self._step_ct = 0
+        self._waiting: list[_WaitingTree] = []
+        self._ended: list[tuple[Drafted, IntArray]] = []
 
     def observe(self, step: FinishedStep) -> None:
         """Learn from one step.
@@ -53,15 +66,14 @@ class NodeLearner:
         Args:
             step: Its tokens have not been added to the requests yet.
         """
-        rows = np.flatnonzero(step.counted)
-        if step.drafted is not None and len(rows):
+        rows = step.counted_rows
+        candidates = range(step.batch_size) if isinstance(rows, slice) else rows
+        if step.drafted is not None and len(candidates):
             self._turn += 1
-            row = int(rows[self._turn % len(rows)])
-            self._follow(step.requests[row], step.drafted.trees, row)
-        for row in rows.tolist():
-            rid = step.requests[row].rid
-            if rid in self._waiting:
-                self._settle(rid, step.emitted[row, : step.num_accept_tokens[row]])
+            self._follow(step, int(candidates[self._turn % len(candidates)]))
+        self._step_ct += 1
+        if self._step_ct % self._steps_between_lessons == 0:
+            self._teach()
         self._policy.observe_step(
             VerifiedRows(
                 batch_size=step.batch_size,
@@ -73,47 +85,61 @@ class NodeLearner:
         )
 
     def forget(self, rid: str) -> None:
-        """Learn what can be learnt from a request that has ended.
+        """Note the end of a request: more of its text will not come.
 
         Args:
             rid: Its name; its tokens are complete.
         """
-        for tree in self._waiting.pop(rid, ()):
-            self._learn(tree, completion_tokens(tree.request, tree.start))
+        ended = [tree for tree in self._waiting if tree.request.rid == rid]
+        if ended:
+            self._waiting = [tree for tree in self._waiting if tree.request.rid != rid]
+            self._ended += ((tree.drafted, tree.text()) for tree in ended)
 
-    def _follow(self, request: Any, trees: CandidateTrees, row: int) -> None:
-        nodes = np.flatnonzero(trees.valid[row])
-        if not len(nodes):
+    def _follow(self, step: FinishedStep, row: int) -> None:
+        if step.drafted is None or not (reach := int(step.depths[row])):
             return
-        new_index = np.full(trees.num_nodes + 1, -1)
-        new_index[nodes] = np.arange(len(nodes))
-        tree = _WaitingTree(
-            request=request,
-            start=completion_length(request),
-            tokens=trees.tokens[row, nodes],
-            parents=new_index[trees.parents[row, nodes]],
-            depths=trees.depths[nodes],
-            path_log_confidence=trees.path_log_confidence[row, nodes],
+        request = step.requests[row]
+        self._waiting.append(
+            _WaitingTree(
+                request=request,
+                start=completion_length(request),
+                drafted=step.drafted.row(row),
+                reach=reach,
+            )
         )
-        self._waiting.setdefault(request.rid, []).append(tree)
 
-    def _settle(self, rid: str, newest: IntArray) -> None:
-        # Learns from the trees of a request that its text reaches with the newest tokens.
-        still_waiting = []
-        for tree in self._waiting.pop(rid):
-            if completion_length(tree.request) - tree.start + len(newest) < tree.reach:
-                still_waiting.append(tree)
-                continue
-            text = np.concatenate([completion_tokens(tree.request, tree.start), newest])
-            self._learn(tree, text)
-        if still_waiting:
-            self._waiting[rid] = still_waiting
+    def _teach(self) -> None:
+        settled = [tree for tree in self._waiting if tree.is_settled]
+        if settled:
+            self._waiting = [tree for tree in self._waiting if not tree.is_settled]
+        lesson = [*self._ended, *((tree.drafted, tree.text()) for tree in settled)]
+        self._ended = []
+        for drafted, texts in _alike(lesson):
+            self._teach_together(drafted, texts)
 
-    def _learn(self, tree: _WaitingTree, text: IntArray) -> None:
-        accepted = spell_path(tree.tokens, tree.parents, tree.depths, text)
-        known = tree.depths <= len(text)
-        self._policy.observe_nodes(
-            tree.depths[known],
-            tree.path_log_confidence[known],
-            accepted[known].astype(np.float64),
-        )
+    def _teach_together(self, drafted: Drafted, texts: list[IntArray]) -> None:
+        trees, lengths = drafted.trees, np.array([len(text) for text in texts])
+        padded = np.zeros((len(texts), int(lengths.max())), np.int64)
+        for row, text in enumerate(texts):
+            padded[row, : len(text)] = text
+        accepted = spell_paths(trees, padded, lengths).astype(np.float64)
+        known = trees.valid & (trees.depths <= lengths[:, None])
+        for row, nodes in enumerate(known):
+            self._policy.observe_nodes(
+                trees.depths[nodes], trees.path_log_confidence[row, nodes], accepted[row, nodes]
+            )
+
+
+def _alike(
+    lesson: Iterable[tuple[Drafted, IntArray]],
+) -> Iterable[tuple[Drafted, list[IntArray]]]:
+    # Trees that can be put together at once, and those that are there already one by one.
+    foreseen: dict[object, list[tuple[ForeseenTrees, IntArray]]] = {}
+    for drafted, text in lesson:
+        if isinstance(drafted, ForeseenTrees):
+            key = drafted.layout, drafted.limits
+            foreseen.setdefault(key, []).append((drafted, text))
+        else:
+            yield drafted, [text]
+    for group in foreseen.values():
+        yield join_trees([drafted for drafted, _ in group]), [text for _, text in group]

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from sgl_eagle.plugin.compat_requests import emitted_tokens, is_over, num_accept_tokens
-from sgl_eagle.plugin.finished_step import DraftedTrees, FinishedStep
+from sgl_eagle.plugin.compat_requests import still_running
+from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.step_counts import StepCounts
@@ -51,7 +49,7 @@ class StepListener(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
     requests: list[Any]
-    drafted: DraftedTrees | Callable[[], DraftedTrees] | None
+    drafted: Drafted | Callable[[], Drafted] | None
     result: Any
     after_prefill: bool
 
@@ -88,7 +86,7 @@ class StepObserver:
         self._now = now
         self._launched: deque[_Launched] = deque()
         self._after_prefill = True
-        self._drafted: DraftedTrees | Callable[[], DraftedTrees] | None = None
+        self._drafted: Drafted | Callable[[], Drafted] | None = None
         self._last_end = self._last_export = self._last_log = now()
         self._batch_size = 1
         self.counts = StepCounts()
@@ -100,7 +98,7 @@ class StepObserver:
         """Note that a prefill runs between two decode steps."""
         self._after_prefill = True
 
-    def drafted(self, drafted: DraftedTrees | Callable[[], DraftedTrees]) -> None:
+    def drafted(self, drafted: Drafted | Callable[[], Drafted]) -> None:
         """Note what was drafted for the step that is about to be launched.
 
         Args:
@@ -150,10 +148,9 @@ class StepObserver:
         self._last_end = now
         step = FinishedStep(
             requests=launched.requests,
-            counted=np.array([not is_over(request) for request in launched.requests], np.bool_),
+            counted=still_running(launched.requests),
             drafted=drafted() if callable(drafted) else drafted,
-            emitted=emitted_tokens(launched.result),
-            num_accept_tokens=num_accept_tokens(launched.result),
+            result=launched.result,
             elapsed_us=elapsed_us,
         )
         self._count(step)
@@ -212,13 +209,14 @@ class StepObserver:
         self._dropped_logged = dropped_ct
 
     def _count(self, step: FinishedStep) -> None:
-        rows = step.counted
+        rows = step.counted_rows
+        depths = step.depths[rows]
         self._batch_size = step.batch_size
         self.counts.add_step(
             wanted=step.speculating[rows],
-            speculated=step.depths[rows] > 0,
+            speculated=depths > 0,
             num_drafted=step.num_drafted[rows],
             num_draft_tokens=step.num_draft_tokens[rows],
-            depths=step.depths[rows],
+            depths=depths,
             num_correct_drafts=step.num_accept_tokens[rows] - 1,
         )

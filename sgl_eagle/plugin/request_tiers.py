@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ class RequestTiers:
         self._switch_ct = 0
 
     def choose(
-        self, policy: SpecPolicy, batch: Any, names: Sequence[str], num_unseen: IntArray
+        self, policy: SpecPolicy, batch: Any, names: list[str], num_unseen: IntArray
     ) -> TierChoice:
         """Who drafts: decided without asking the device, which is busy with the round before.
 
@@ -55,7 +54,8 @@ class RequestTiers:
         Returns:
             The choice.
         """
-        self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
+        if list(self._tiers) != names:
+            self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         tiers = list(self._tiers.values())
         before = sum(tier.switch_ct for tier in tiers)
         context = BatchContext(

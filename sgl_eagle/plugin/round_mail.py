@@ -73,6 +73,19 @@ class RoundMail:
         shape = (len(mail), 2, self.branches, self.branches)
         return mail[:, start : start + self._level_size].reshape(shape)
 
+    def log_prob_bits(self, mail: Mail, num_levels: int) -> Mail:
+        """Log-probabilities of the first levels.
+
+        Args:
+            mail: All rows.
+            num_levels: How many.
+
+        Returns:
+            [R, num_levels, T, T]: bits of float32; the first level has one branch.
+        """
+        shape = (len(mail), num_levels, 2, self.branches, self.branches)
+        return mail[:, 2 : 2 + num_levels * self._level_size].reshape(shape)[:, :, 1]
+
     def frontier(self, mail: Mail, step: int) -> Mail:
         """The nodes that a draft step chose to expand.
 

@@ -7,13 +7,17 @@ import pytest
 from calibration_maker import some_maps
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_maker import RandomDrafter, make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap, IsotonicMap, TemperatureMap
 from sgl_eagle_harness.decayed_ratio import DecayedRatio
+from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.errors import CalibrationError
-from sgl_eagle_harness.node_outcome import spell_path
+from sgl_eagle_harness.node_outcome import spell_path, spell_paths
 from sgl_eagle_harness.online_calibration import OnlineCalibration, OnlineCalibrationConfig
+from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.reliability import assess
+from sgl_eagle_harness.types import TreeLimits
 
 
 def draw_nodes(rng, num_nodes, truth, num_depths=3):
@@ -160,3 +164,27 @@ def test_the_text_tells_the_outcome_of_every_node_that_it_reaches():
     ):
         found = spell_path(tokens, parents, depths, np.array(text, np.int64))
         assert set(np.flatnonzero(found)) == spelled
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_of_many_trees_are_spelled_as_each_alone(seed):
+    policy = Eagle2Policy(limits=TreeLimits(num_steps=3, topk=3, num_draft_tokens=8))
+    trees = grow_trees(RandomDrafter(seed, 6), policy, make_batch(6))
+    rng = np.random.default_rng(seed)
+    # Texts that follow a random branch for a while, and end anywhere.
+    texts, lengths = rng.integers(40, size=(6, 4)), rng.integers(5, size=6)
+    for row in range(6):
+        node = int(rng.choice(np.flatnonzero(trees.valid[row] & (trees.depths == 3))))
+        for depth in (2, 1, 0):
+            texts[row, depth], node = trees.tokens[row, node], trees.parents[row, node]
+    found = spell_paths(trees, texts, lengths)
+    assert found.any()
+    for row in range(6):
+        nodes = np.flatnonzero(trees.valid[row])
+        new_index = np.full(trees.num_nodes + 1, -1)
+        new_index[nodes] = np.arange(len(nodes))
+        parents = new_index[trees.parents[row, nodes]]
+        text = texts[row, : lengths[row]]
+        wanted = spell_path(trees.tokens[row, nodes], parents, trees.depths[nodes], text)
+        assert found[row, nodes].tolist() == wanted.tolist()
+        assert not found[row, ~trees.valid[row]].any()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
+from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 
 
@@ -62,6 +63,14 @@ def confidence_order(policy: SpecPolicy, batch_size: int | None = None) -> Confi
     Returns:
         The promise; None from policies that give none.
     """
-    if batch_size is not None and isinstance(policy, PerBatchPolicy):
+    if batch_size is not None and _differs_by_batch(policy):
         policy = policy.at(batch_size)
-    return policy.confidence_order if isinstance(policy, ConfidenceOrdered) else None
+    return policy.confidence_order if _is_ordered(policy) else None
+
+
+def _differs_by_batch(policy: SpecPolicy) -> TypeGuard[PerBatchPolicy]:
+    return fulfils(policy, PerBatchPolicy)
+
+
+def _is_ordered(policy: SpecPolicy) -> TypeGuard[ConfidenceOrdered]:
+    return fulfils(policy, ConfidenceOrdered)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
+from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape
 from sgl_eagle_harness.types import BatchContext
@@ -46,6 +47,10 @@ def policy_of_round(policy: SpecPolicy, batch: BatchContext) -> SpecPolicy:
     Returns:
         The policy itself unless it plans.
     """
-    if not isinstance(policy, PlannedPolicy):
+    if not _plans(policy):
         return policy
     return policy.policy_of(policy.round_shape(batch))
+
+
+def _plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:
+    return fulfils(policy, PlannedPolicy)

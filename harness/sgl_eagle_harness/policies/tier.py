@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from pydantic import Field
 
+from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.records import Record
 from sgl_eagle_harness.types import BatchContext, BoolArray, FloatArray
@@ -121,10 +122,16 @@ def choose_rows(
     Returns:
         [B] bool, whether to speculate.
     """
-    if not isinstance(policy, TieredPolicy):
-        chosen = policy.should_speculate(batch).tolist()
-        return np.array([tier._enter(bool(row)) for tier, row in zip(tiers, chosen, strict=True)])
+    if not _is_tiered(policy):
+        chosen = policy.should_speculate(batch)
+        for tier, row in zip(tiers, chosen.tolist(), strict=True):
+            tier._enter(row)
+        return chosen
     values = zip(tiers, *policy.tier_values(batch), strict=True)
     return np.array(
         [tier.choose_by_value(float(s), float(p), policy.tier) for tier, s, p in values]
     )
+
+
+def _is_tiered(policy: SpecPolicy) -> TypeGuard[TieredPolicy]:
+    return fulfils(policy, TieredPolicy)

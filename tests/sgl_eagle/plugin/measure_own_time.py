@@ -99,11 +99,12 @@ def measure_round(batch_size, *, learns):
     backlog, tiers = DraftBacklog(num_rows=256, window=8), RequestTiers()
     transfer = HostTransfer("cpu", 1)
     mails = [random_mail(batch_size, rng) for _ in range(8)]
-    emitted = [[101, 102, 103]] * batch_size
     times = {"decide": [], "look": []}
     for index in range(NUM_ROUNDS):
         layout, mail = mails[index % len(mails)]
         transfer.begin(0, mail)
+        # One token to four: three drafts kept at most, none in a fourth of the rows.
+        emitted = [[101, 102, 103, 104][: 1 + (index + row) % 4] for row in range(batch_size)]
         result = make_result(emitted)
         started = time.thread_time()
         names = [request.rid for request in batch.reqs]
@@ -118,8 +119,8 @@ def measure_round(batch_size, *, learns):
         looked = time.thread_time()
         times["decide"].append(decided - started)
         times["look"].append(looked - decided)
-        for request in requests:
-            request.output_ids += emitted[0]
+        for request, tokens in zip(requests, emitted, strict=True):
+            request.output_ids += tokens
     found = {f"{part}_us": round(1e6 * statistics.median(spent)) for part, spent in times.items()}
     mean = statistics.fmean(map(sum, zip(*times.values(), strict=True)))
     return found | {"mean_us": round(1e6 * mean)}

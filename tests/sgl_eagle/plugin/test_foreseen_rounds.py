@@ -7,19 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_draft import BRANCHES, NUM_STEPS, install, make_batch
+from fake_requests import FakeRequest, make_result
 
+from sgl_eagle.plugin.finished_step import DraftedTrees, FinishedStep
 from sgl_eagle.plugin.foreseen_rounds import (
     MAILS_KEPT,
     ForeseenRounds,
     decides_nothing,
     may_decide_nothing,
 )
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
+from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticPolicy
-from sgl_eagle_harness.types import BatchContext
+from sgl_eagle_harness.types import BatchContext, TreeLimits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
 from plan_maker import make_plan
@@ -121,11 +126,101 @@ def test_a_round_that_waits_for_nothing_verifies_the_same(make_worker, name, cap
         if before is not None:
             last, (trees, columns) = before
             drafted = last()
+            # How large the trees are can be told before they are put together.
+            everyone = np.ones(len(columns), np.bool_)
+            whole = DraftedTrees(trees=trees, columns=columns, speculating=everyone)
+            for size_of in ("num_drafted", "num_draft_tokens", "depths", "speculating"):
+                assert getattr(drafted, size_of).tolist() == getattr(whole, size_of).tolist()
+            assert "trees" not in vars(drafted)
             assert drafted.columns.tolist() == columns.tolist()
             valid = trees.valid
             assert drafted.trees.valid.tolist() == valid.tolist()
             assert drafted.trees.tokens[valid].tolist() == trees.tokens[valid].tolist()
         before = late, (wanted_trees, wanted_columns)
+
+
+def some_mail(seed, num_rows=3):
+    """Random trees of two levels and more, as a device may mail them."""
+    layout = RoundMail(branches=BRANCHES, num_steps=NUM_STEPS)
+    rng = np.random.default_rng(seed)
+    mail = np.zeros((num_rows, layout.width), np.int32)
+    for index in range(NUM_STEPS):
+        level = layout.level(mail, index)
+        level[:, 0] = rng.permuted(np.tile(np.arange(9).reshape(3, 3), (num_rows, 1, 1)), axis=2)
+        level[:, 1] = (-rng.random(level[:, 1].shape, np.float32)).view(np.int32)
+    for step in range(NUM_STEPS - 1):
+        of = BRANCHES if step == 0 else BRANCHES**2
+        columns = rng.permuted(np.tile(np.arange(of), (num_rows, 1)), axis=1)
+        layout.frontier(mail, step)[:] = columns[:, :BRANCHES]
+    return layout, mail
+
+
+@pytest.mark.parametrize("fault", ["none", "no frontier", "no probability", "beyond"])
+@pytest.mark.parametrize("depth", [1, 2, NUM_STEPS])
+def test_sizes_are_those_of_the_trees_whatever_the_draft_lacks(fault, depth):
+    layout, mail = some_mail(seed=depth)
+    if fault == "no frontier":
+        layout.frontier(mail, 0)[1, 1] = -1
+    if fault == "no probability":
+        layout.level(mail, depth - 1)[1, 1, 0] = np.array(-np.inf, np.float32).view(np.int32)
+    if fault == "beyond":  # what a deeper round has left there
+        layout.level(mail, NUM_STEPS - 1)[:, 1] = np.array(np.nan, np.float32).view(np.int32)
+    limits = TreeLimits(num_steps=depth, topk=BRANCHES, num_draft_tokens=4 if depth > 1 else 3)
+    found = ForeseenTrees(layout=layout, mail=mail, limits=limits)
+    again = ForeseenTrees(layout=layout, mail=mail, limits=limits)
+    trees = DraftedTrees(trees=again.trees, columns=again.columns, speculating=again.speculating)
+    for size_of in ("num_drafted", "num_draft_tokens", "depths"):
+        assert getattr(found, size_of).tolist() == getattr(trees, size_of).tolist()
+    row, whole = found.row(1), trees.row(1)
+    assert row.num_drafted.tolist() == whole.num_drafted.tolist() == [found.num_drafted[1]]
+    valid = row.trees.valid
+    assert row.trees.tokens[valid].tolist() == trees.trees.tokens[1][trees.trees.valid[1]].tolist()
+
+
+def test_trees_of_many_rounds_are_learnt_from_as_each_alone():
+    rounds = [some_mail(seed) for seed in range(6)]
+    limits = TreeLimits(num_steps=3, topk=BRANCHES, num_draft_tokens=5)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(9, size=(3, 4)).tolist() for _ in rounds]
+    told = {}
+    for together in (True, False):
+        policy = told[together] = Told()
+        learner = NodeLearner(policy, steps_between_lessons=len(rounds) + 1)
+        for (layout, mail), text in zip(rounds, texts, strict=True):
+            drafted = ForeseenTrees(layout=layout, mail=mail, limits=limits)
+            if not together:
+                drafted = DraftedTrees(
+                    trees=drafted.trees, columns=drafted.columns, speculating=drafted.speculating
+                )
+            requests = [FakeRequest(f"r{row}") for row in range(len(mail))]
+            learner.observe(finished(requests, drafted))
+            for request, tokens in zip(requests, text, strict=True):
+                request.output_ids += tokens
+        learner.observe(finished([FakeRequest("r0")], None))
+    assert len(told[True].nodes) == len(rounds)
+    assert told[True].nodes == told[False].nodes
+    assert any(1.0 in accepted for _, _, accepted in told[True].nodes)
+
+
+class Told:
+    def __init__(self):
+        self.nodes = []
+
+    def observe_nodes(self, depths, path_log_confidence, accepted):
+        self.nodes.append((depths.tolist(), path_log_confidence.tolist(), accepted.tolist()))
+
+    def observe_step(self, rows):
+        pass
+
+
+def finished(requests, drafted):
+    return FinishedStep(
+        requests=requests,
+        counted=np.ones(len(requests), np.bool_),
+        drafted=drafted,
+        result=make_result([[1]] * len(requests)),
+        elapsed_us=None,
+    )
 
 
 def test_only_policies_without_a_decision_are_foreseen():

@@ -9,9 +9,10 @@ from fake_requests import FakeRequest, make_result, two_level_trees
 
 from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.metrics_export import describe_report
-from sgl_eagle.plugin.node_learner import NodeLearner
+from sgl_eagle.plugin.node_learner import STEPS_BETWEEN_LESSONS, NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS
 from sgl_eagle_harness.types import NO_NODE
 
 
@@ -142,40 +143,66 @@ def test_time_between_steps_counts_unless_a_prefill_ran():
 
 def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy))
+    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
     request = FakeRequest("a")
     # Verified: 10, 11 and 20. The target goes on with 11 and then with 31, which was pruned.
     run_step(observer, [request], [[11, 31]], two_level_trees(1))
+    assert not policy.nodes  # a step's tokens are the request's when the next one is looked at
+    run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
     ((depths, logs, accepted),) = policy.nodes
     assert depths == [1, 1, 2, 2, 2, 2]
     assert accepted == [0, 1, 0, 0, 0, 1]
     assert logs == pytest.approx(np.log([0.6, 0.3, 0.36, 0.18, 0.18, 0.09]), abs=1e-5)
-    # Here the step emits one token; the second, from a plain step, settles the tree.
-    run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
-    assert len(policy.nodes) == 1
+    # That step emitted one token; the second, from a plain step, settles its tree.
     run_step(observer, [request], [[21]])
+    assert len(policy.nodes) == 1
+    run_step(observer, [request], [[5]])
     assert policy.nodes[1][2] == [1, 0, 0, 1, 0, 0]
-    assert [rows.num_draft_tokens.tolist() for rows in policy.rows] == [[4], [1], [1]]
+    assert [rows.num_draft_tokens.tolist() for rows in policy.rows] == [[4], [1], [1], [1]]
 
 
 def test_what_a_text_does_not_reach_has_no_outcome():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy))
+    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
     request = FakeRequest("a")
     run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
-    observer.finished("a")
-    ((depths, _, accepted),) = policy.nodes
-    assert (depths, accepted) == ([1, 1], [1, 0])
-    observer.finished("a")
-    assert len(policy.nodes) == 1
+    for _ in range(2):
+        observer.finished("a")
+        run_step(observer, [FakeRequest("b")], [[5]])
+        ((depths, _, accepted),) = policy.nodes
+        assert (depths, accepted) == ([1, 1], [1, 0])
+
+
+def test_an_aborted_request_is_not_waited_for():
+    policy = Recorder()
+    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
+    request, other = FakeRequest("a"), FakeRequest("b")
+    run_step(observer, [request], [[11]], two_level_trees(1))
+    run_step(observer, [other], [[5]])
+    assert not policy.nodes
+    request.over = True  # and nobody says so
+    run_step(observer, [other], [[5]])
+    assert [accepted for _, _, accepted in policy.nodes] == [[0, 1]]
+
+
+def test_lessons_come_together_and_are_complete_at_every_refresh():
+    policy = Recorder()
+    observer = make_observer(NodeLearner(policy, steps_between_lessons=4))
+    request, taught = FakeRequest("a"), []
+    for _ in range(8):
+        run_step(observer, [request], [[11, 31]], two_level_trees(1))
+        taught.append(len(policy.nodes))
+    assert taught == [0, 0, 0, 3, 3, 3, 3, 7]
+    assert REFRESH_STEPS % STEPS_BETWEEN_LESSONS == 0
 
 
 def test_every_request_has_its_turn():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy))
+    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
     requests = [FakeRequest(name) for name in "abc"]
     for _ in range(6):
         run_step(observer, requests, [[10, 20], [11, 30], [12, 9]], two_level_trees(3))
+    run_step(observer, requests, [[5], [5], [5]])
     outcomes = [tuple(accepted) for _, _, accepted in policy.nodes]
     assert len(outcomes) == 6
     assert set(outcomes) == {(1, 0, 1, 0, 0, 0), (0, 1, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0)}
