@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from round_graphs import record_round, replay_us
 
 from sgl_eagle.plugin.foreseen_trees import assemble_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
@@ -94,3 +95,21 @@ def test_the_device_writes_what_the_host_would_send(device, shows_prefix, topk, 
         assert found.mask[: len(wanted.mask)].tolist() == wanted.mask.tolist()
     assert num_draft_tokens in sizes
     assert len(sizes) > 1 or num_draft_tokens == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 16, 64, 128])
+def test_graphs_write_what_launches_write_and_say_how_long_they_take(num_rows, capsys):
+    import torch
+
+    graphs = record_round(num_rows)
+    parts = list(zip(graphs.launched, graphs.written, strict=True))
+    assert not any(torch.equal(launched, written) for launched, written in parts)
+    graphs.choosing.replay()
+    graphs.writing.replay()
+    assert all(torch.equal(launched, written) for launched, written in parts)
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\nbatch {num_rows}: choosing frontiers {replay_us(graphs.choosing):.0f} us, "
+            f"making trees {replay_us(graphs.writing):.0f} us of the device a round"
+        )
