@@ -15,7 +15,7 @@ from sgl_eagle_harness.node_outcome import spell_paths
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, VerifiedRows
 from sgl_eagle_harness.types import IntArray
 
-STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 4
+STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
 """Trees wait for each other, since to look at one of them takes nearly as long as at all. A lesson
 comes right before every refresh of the policy, which uses no tree before."""
 
@@ -124,7 +124,9 @@ class NodeLearner:
             padded[row, : len(text)] = text
         accepted = spell_paths(trees, padded, lengths).astype(np.float64)
         known = trees.valid & (trees.depths <= lengths[:, None])
-        for row, nodes in enumerate(known):
+        whole = np.asarray(known.all(axis=1)).tolist()
+        for row, reaches_all in enumerate(whole):
+            nodes = slice(None) if reaches_all else known[row]
             self._policy.observe_nodes(
                 trees.depths[nodes], trees.path_log_confidence[row, nodes], accepted[row, nodes]
             )
