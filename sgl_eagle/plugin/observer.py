@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sgl_eagle.plugin.compat_requests import still_running
+from sgl_eagle.plugin.compat_requests import is_over, still_running
 from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
@@ -168,7 +168,14 @@ class StepObserver:
         with self._clock.stage("watch"):
             for listener in self._listeners:
                 listener.forget(rid)
-            self.publish()
+            # While others decode, their steps report every second; afterwards nobody would.
+            if not self._decodes_without(rid):
+                self.publish()
+
+    def _decodes_without(self, rid: str) -> bool:
+        # Under overlap scheduling the step that is on its way may be of requests that are over.
+        newest = self._launched[-1].requests if self._launched else ()
+        return any(request.rid != rid and not is_over(request) for request in newest)
 
     def switched(self, num_requests: int) -> None:
         """Count changes between speculation and plain decoding.

@@ -226,6 +226,20 @@ def test_reports_hold_what_happened_since_the_last():
     assert reports[0].gauges == {"price_tok_per_us": 0.002}
 
 
+def test_the_end_of_a_request_is_reported_at_once_where_no_other_decodes():
+    reports = []
+    observer = make_observer(reports=reports)
+    first, second = requests = [FakeRequest("a"), FakeRequest("b")]
+    run_step(observer, requests, [[10], [5]])
+    observer.launched(requests, make_result([[10], [5]]))
+    first.over = True
+    observer.finished("a")
+    assert not reports
+    second.over = True
+    observer.finished("b")
+    assert [report.counts.row_ct for report in reports] == [2]
+
+
 def test_the_log_line_says_what_a_step_did():
     reports, now = [], Clock()
     observer = make_observer(now=now, reports=reports)
