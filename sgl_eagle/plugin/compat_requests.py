@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from sgl_eagle_harness.trace_schema import SamplingParams
 from sgl_eagle_harness.types import BoolArray, IntArray
 
 ALL_TOKENS = 1 << 30
@@ -68,16 +68,40 @@ def completion_length(request: Any) -> int:
     return len(request.output_ids)
 
 
-def last_token(request: Any) -> int:
-    """The root of the request's next step.
+def completion_lengths(requests: list[Any]) -> list[int]:
+    """How many tokens the requests of a batch have so far.
 
     Args:
-        request: SGLang's `Req`, with at least one completion token.
+        requests: B of SGLang's `Req`.
 
     Returns:
-        Its token.
+        B counts, as `completion_length` tells them.
     """
-    return int(request.output_ids[-1])
+    return [len(request.output_ids) for request in requests]
+
+
+def last_tokens(requests: list[Any]) -> list[int]:
+    """The roots of a batch's next step.
+
+    Args:
+        requests: B of SGLang's `Req`.
+
+    Returns:
+        B tokens; 0 for a retracted request that starts anew, which has none.
+    """
+    return [request.output_ids[-1] if request.output_ids else 0 for request in requests]
+
+
+def prompt_length(request: Any) -> int:
+    """Tokens that the client has sent.
+
+    Args:
+        request: SGLang's `Req`.
+
+    Returns:
+        At least 1.
+    """
+    return len(request.origin_input_ids)
 
 
 def cached_length(request: Any) -> int:
@@ -106,24 +130,24 @@ def cached_lengths(batch: Any) -> IntArray:
     return np.array([max(1, cached_length(request)) for request in batch.reqs], np.int64)
 
 
-def sampling_of(request: Any) -> SamplingParams:
+def sampling_of(request: Any) -> dict[str, float]:
     """Effective sampling parameters.
 
     Args:
         request: SGLang's `Req`.
 
     Returns:
-        The record of a trace; greedy where SGLang decodes greedily.
+        Fields of a trace's `SamplingParams`; greedy where SGLang decodes greedily.
     """
     parameters = request.sampling_params
     top_k = int(parameters.top_k)
     if top_k == 1:  # how SGLang spells temperature 0
-        return SamplingParams(temperature=0.0)
-    return SamplingParams(
-        temperature=float(parameters.temperature),
-        top_p=float(parameters.top_p),
-        top_k=0 if top_k in {-1, ALL_TOKENS} else top_k,
-    )
+        return {"temperature": 0.0}
+    return {
+        "temperature": float(parameters.temperature),
+        "top_p": float(parameters.top_p),
+        "top_k": 0 if top_k in {-1, ALL_TOKENS} else top_k,
+    }
 
 
 def shapes_its_text(request: Any) -> bool:
@@ -148,18 +172,24 @@ def shapes_its_text(request: Any) -> bool:
     )
 
 
-def ends_at(request: Any) -> frozenset[int]:
+def ends_at(request: Any) -> list[int]:
     """Tokens at which the model itself ends a text.
 
     Args:
         request: SGLang's `Req`.
 
     Returns:
-        Ids.
+        Ids; one may be there twice.
     """
-    ids = set(request.eos_token_ids or ())
-    end = getattr(request.tokenizer, "eos_token_id", None)
-    return frozenset(ids if end is None else {*ids, int(end)})
+    ids = [int(token) for token in request.eos_token_ids or ()]
+    end = None if request.tokenizer is None else _end_token(request.tokenizer)
+    return ids if end is None else [*ids, end]
+
+
+@lru_cache(maxsize=1)
+def _end_token(tokenizer: Any) -> int | None:
+    # A server has one tokenizer, which looks its end token up anew each time it is asked.
+    return getattr(tokenizer, "eos_token_id", None)
 
 
 def custom_params(request: Any) -> Mapping[str, Any]:

@@ -24,7 +24,8 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.plugin.server_profile import measured_costs
 from sgl_eagle.plugin.server_setup import server_setup
-from sgl_eagle.plugin.trace_recorder import TracePipe, TraceRecorder
+from sgl_eagle.plugin.trace_pipe import TracePipe
+from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle.reference.draft_config import load_draft_config
 from sgl_eagle_harness.cost_table import CostSetup
 from sgl_eagle_harness.errors import CheckpointError, CostTableError

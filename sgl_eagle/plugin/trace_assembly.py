@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,34 +39,42 @@ class RecordedStep:
     log_probs: Float32Array
 
 
-def split_rows(rows: StepRows) -> list[RecordedStep]:
+def split_rows(rows: StepRows, prompt_lens: Mapping[int, int]) -> list[tuple[int, RecordedStep]]:
     """Take the requests of a step apart.
 
     Args:
-        rows: A requests.
+        rows: B requests.
+        prompt_lens: Prompt tokens of those requests that are recorded, by number.
 
     Returns:
-        A steps, in the same order.
+        Numbers and steps of these, where the step counts for them, in the same order.
     """
-    steps = []
-    for row, present in enumerate(rows.present):
-        kept = np.flatnonzero(present)
-        new_index = np.full(int(rows.columns[row].max(initial=0)) + 2, NO_NODE)
-        new_index[rows.columns[row, kept]] = np.arange(len(kept))
-        new_index[NO_NODE] = NO_NODE  # the last element, where the root's children look
-        steps.append(
-            RecordedStep(
-                position=int(rows.position[row]),
-                context_len=int(rows.context_len[row]),
-                root_token=int(rows.root_token[row]),
-                emitted=rows.emitted[row, : rows.num_accept_tokens[row]],
-                tokens=rows.tokens[row, kept],
-                parents=new_index[rows.parents[row, kept]],
-                depths=rows.depths[row, kept],
-                log_probs=np.minimum(rows.log_probs[row, kept], np.float32(0)),
-            )
+    return [
+        (number, _one_row(rows, row, prompt_lens[number]))
+        for row, (number, counted) in enumerate(
+            zip(rows.numbers.tolist(), rows.counted, strict=True)
         )
-    return steps
+        if counted and number in prompt_lens
+    ]
+
+
+def _one_row(rows: StepRows, row: int, prompt_len: int) -> RecordedStep:
+    kept = np.flatnonzero(rows.present[row])
+    columns = rows.columns[row, kept]
+    new_index = np.full(len(rows.depths) + 1, NO_NODE)
+    new_index[columns] = np.arange(len(kept))
+    new_index[NO_NODE] = NO_NODE  # the last element, where the root's children look
+    position = int(rows.position[row])
+    return RecordedStep(
+        position=position,
+        context_len=prompt_len + position - 1,
+        root_token=int(rows.root_token[row]),
+        emitted=rows.emitted[row, : rows.num_accept_tokens[row]].copy(),  # not all rows' bytes
+        tokens=rows.tokens[row, kept],
+        parents=new_index[rows.parents[row, kept]],
+        depths=rows.depths[columns],
+        log_probs=np.minimum(rows.log_probs[row, kept], np.float32(0)),
+    )
 
 
 def ordinary_step(step: RecordedStep, *, prompt_id: str, workload: str) -> OrdinaryStep:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sgl_eagle.plugin.request_label import LABEL_KEY, RequestLabel, read_label
 from sgl_eagle.plugin.trace_assembly import (
     RecordedStep,
     contiguous_part,
@@ -14,7 +15,7 @@ from sgl_eagle.plugin.trace_assembly import (
     ordinary_step,
     split_rows,
 )
-from sgl_eagle.plugin.trace_messages import Message, RequestEnded, RequestStarted, StepRows
+from sgl_eagle.plugin.trace_messages import Message, RequestEnded, RequestStarted
 from sgl_eagle_harness.dense_trace import PromptTrace
 from sgl_eagle_harness.errors import OutputError, TraceError
 from sgl_eagle_harness.ordinary_trace import OrdinaryStep, write_ordinary_shard
@@ -35,6 +36,7 @@ IDLE_REQUEST_S = 600.0
 @dataclass(kw_only=True)
 class _Running:
     started: RequestStarted
+    label: RequestLabel
     seen: float
     steps: list[RecordedStep] = field(default_factory=list)
 
@@ -80,7 +82,7 @@ class TraceFiles:
             now: Seconds on a clock that never goes back.
         """
         self._folder, self._header, self._stem, self._now = folder, header, stem, now
-        self._running: dict[str, _Running] = {}
+        self._running: dict[int, _Running] = {}
         self._waiting: dict[_Kind, _Waiting] = {}
         self._prompt_ids: set[str] = set()
         self._last_message = now()
@@ -94,20 +96,22 @@ class TraceFiles:
         """
         now = self._last_message = self._now()
         if isinstance(message, RequestStarted):
-            self._running[message.rid] = _Running(started=message, seen=now)
-        elif isinstance(message, StepRows):
-            for rid, step in zip(message.rids, split_rows(message), strict=True):
-                if rid in self._running:
-                    self._running[rid].steps.append(step)
-                    self._running[rid].seen = now
-        elif isinstance(message, RequestEnded) and message.rid in self._running:
-            self._finish(self._running.pop(message.rid))
+            label = _label_of(message)
+            self._running[message.number] = _Running(started=message, label=label, seen=now)
+        elif isinstance(message, RequestEnded):
+            if message.number in self._running:
+                self._finish(self._running.pop(message.number))
+        else:
+            prompt_lens = {number: run.started.prompt_len for number, run in self._running.items()}
+            for number, step in split_rows(message, prompt_lens):
+                self._running[number].steps.append(step)
+                self._running[number].seen = now
 
     def rotate(self) -> None:
         """Write the shards that are full or old enough, and all where nothing happens."""
         now = self._now()
-        for rid in [r for r, run in self._running.items() if now - run.seen > IDLE_REQUEST_S]:
-            self._finish(self._running.pop(rid))
+        for number in [n for n, run in self._running.items() if now - run.seen > IDLE_REQUEST_S]:
+            self._finish(self._running.pop(number))
         for kind, waiting in list(self._waiting.items()):
             old = now - waiting.since >= SECONDS_PER_SHARD
             idle = now - self._last_message >= IDLE_S
@@ -124,14 +128,16 @@ class TraceFiles:
     def _finish(self, run: _Running) -> None:
         if not run.steps:
             return
-        started = run.started
+        started, label = run.started, run.label
+        prompt_id = label.prompt_id or started.rid
         text = [int(token) for step in run.steps for token in step.emitted]
-        forced = bool(started.ends_at.intersection(text[:-1]))
-        kind = _Kind(sampling=started.sampling, prompts=started.prompts, forced=forced)
+        forced = not set(started.ends_at).isdisjoint(text[:-1])
+        sampling = SamplingParams.model_validate(started.sampling)
+        kind = _Kind(sampling=sampling, prompts=label.prompts, forced=forced)
         waiting = self._waiting.setdefault(kind, _Waiting(since=self._now()))
         if self._header.kind == "ordinary":
             waiting.steps += [
-                ordinary_step(step, prompt_id=started.prompt_id, workload=started.workload)
+                ordinary_step(step, prompt_id=prompt_id, workload=label.workload)
                 for step in run.steps
             ]
             waiting.num_rows += len(run.steps)
@@ -140,19 +146,19 @@ class TraceFiles:
         if len(steps) < len(run.steps):
             logger.warning(
                 "SGL_EAGLE keeps %d of %d positions of %s: a tree is missing",
-                *(len(steps), len(run.steps), started.prompt_id),
+                *(len(steps), len(run.steps), prompt_id),
             )
         if steps:
-            prompt_id = self._unique(started)
-            prompt = dense_prompt(steps, prompt_id=prompt_id, workload=started.workload)
+            unique_id = self._unique(prompt_id, started.rid)
+            prompt = dense_prompt(steps, prompt_id=unique_id, workload=label.workload)
             waiting.prompts.append(prompt)
             waiting.num_rows += len(steps)
 
-    def _unique(self, started: RequestStarted) -> str:
-        taken = started.prompt_id in self._prompt_ids
-        prompt_id = f"{started.prompt_id}~{started.rid}" if taken else started.prompt_id
-        self._prompt_ids.add(prompt_id)
-        return prompt_id
+    def _unique(self, prompt_id: str, rid: str) -> str:
+        taken = prompt_id in self._prompt_ids
+        unique_id = f"{prompt_id}~{rid}" if taken else prompt_id
+        self._prompt_ids.add(unique_id)
+        return unique_id
 
     def _write(self, kind: _Kind, waiting: _Waiting) -> None:
         if not waiting.num_rows:
@@ -174,3 +180,11 @@ class TraceFiles:
             logger.exception("SGL_EAGLE loses %d rows of its trace", waiting.num_rows)
             return
         self.num_shards += 1
+
+
+def _label_of(started: RequestStarted) -> RequestLabel:
+    label = read_label({LABEL_KEY: started.label})
+    if isinstance(label, RequestLabel):
+        return label
+    logger.warning("SGL_EAGLE ignores the label of %s: %s", started.rid, label)
+    return RequestLabel()

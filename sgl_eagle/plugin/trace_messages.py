@@ -1,58 +1,96 @@
-"""What the scheduler sends to the process that writes traces."""
+"""What the scheduler tells the process that writes traces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sgl_eagle_harness.trace_schema import SamplingParams
-from sgl_eagle_harness.types import BoolArray, Float32Array, IntArray
+from sgl_eagle_harness.types import BoolArray, CandidateTrees, Float32Array, IntArray
+
+NOT_RECORDED = -1
+"""Number of a request whose rows are left out."""
+
+_BYTES_PER_ROW, _BYTES_PER_NODE = 100, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStarted:
-    """A request's first decode step.
+    """A request's first decode step; nothing that a client has sent is checked yet.
 
     Attributes:
+        number: What its rows and its end are marked with; never used again.
         rid: The server's name of the request.
-        prompt_id: Name in the trace.
-        workload: Workload key.
-        prompts: "text" or "random_tokens".
-        sampling: Effective sampling parameters.
+        label: What the client says about it; None where it says nothing.
+        prompt_len: Prompt tokens.
+        sampling: Fields of `SamplingParams`.
         ends_at: Tokens at which the model ends its text.
     """
 
+    number: int
     rid: str
-    prompt_id: str
-    workload: str
-    prompts: str
-    sampling: SamplingParams
-    ends_at: frozenset[int]
+    label: Any
+    prompt_len: int
+    sampling: dict[str, float]
+    ends_at: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentStep:
+    """One step of B requests as the scheduler's thread leaves it: nothing is copied or picked yet.
+
+    Attributes:
+        numbers: B numbers of requests, or `NOT_RECORDED`.
+        counted: [B] bool; the others are not recorded in this step.
+        position: B counts of completion tokens before the step.
+        root_token: B roots.
+        emitted: [B, E] int64; the first `num_accept_tokens` count.
+        num_accept_tokens: [B] int64, bonus token included.
+        trees: What was drafted; None where all requests decoded plainly.
+        columns: [B, C] int64 nodes to record, `NO_NODE` is padding; None is all of them.
+        by_step: Whether the log-probabilities of steps are recorded, or those of paths.
+    """
+
+    numbers: list[int]
+    counted: BoolArray
+    position: list[int]
+    root_token: list[int]
+    emitted: IntArray
+    num_accept_tokens: IntArray
+    trees: CandidateTrees | None
+    columns: IntArray | None
+    by_step: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds, about."""
+        num_nodes = 0 if self.trees is None else self.trees.num_nodes
+        return len(self.numbers) * (_BYTES_PER_ROW + _BYTES_PER_NODE * num_nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """One step of A recorded requests; nodes are those verified, or in dense mode all drafted.
+    """One step of B requests; nodes are those verified, or in dense mode all drafted.
 
     Attributes:
-        rids: [A] names of the requests.
-        position: [A] int64, completion tokens before the step.
-        context_len: [A] int64, tokens before the root.
-        root_token: [A] int64.
-        emitted: [A, E] int64; the first `num_accept_tokens` count.
-        num_accept_tokens: [A] int64, bonus token included.
-        columns: [A, N] int64, the drafter's number of each node, ascending, `NO_NODE` is padding.
-        tokens: [A, N] int64.
-        parents: [A, N] int64, the drafter's number of the parent, `NO_NODE` for the root.
-        depths: [A, N] int64.
-        log_probs: [A, N] float32, of the path; in dense mode of the step.
+        numbers: [B] int64, numbers of the requests, or `NOT_RECORDED`.
+        counted: [B] bool; the others are not recorded in this step.
+        position: [B] int64, completion tokens before the step.
+        root_token: [B] int64.
+        num_accept_tokens: [B] int64, bonus token included.
+        emitted: [B, E] int64; the first `num_accept_tokens` count.
+        columns: [B, C] int64, the drafter's number of each node, ascending, `NO_NODE` is padding.
+        tokens: [B, C] int64; of padding, as in parents and log_probs, anything.
+        parents: [B, C] int64, the drafter's number of the parent, `NO_NODE` for the root.
+        depths: [N] int64, by the drafter's number.
+        log_probs: [B, C] float32, of the path; in dense mode of the step.
     """
 
-    rids: tuple[str, ...]
+    numbers: IntArray
+    counted: BoolArray
     position: IntArray
-    context_len: IntArray
     root_token: IntArray
-    emitted: IntArray
     num_accept_tokens: IntArray
+    emitted: IntArray
     columns: IntArray
     tokens: IntArray
     parents: IntArray
@@ -61,7 +99,7 @@ class StepRows:
 
     @property
     def present(self) -> BoolArray:
-        """[A, N] bool, which nodes are no padding."""
+        """[B, C] bool, which nodes are no padding."""
         return self.columns >= 0
 
 
@@ -70,10 +108,14 @@ class RequestEnded:
     """No further step of a request will come.
 
     Attributes:
-        rid: The server's name of the request.
+        number: That of its start.
     """
 
-    rid: str
+    number: int
 
+
+Unsent = RequestStarted | UnsentStep | RequestEnded
+"""What the scheduler's thread hands over."""
 
 Message = RequestStarted | StepRows | RequestEnded
+"""What arrives."""

@@ -1,15 +1,14 @@
 """The process that writes a server's traces.
 
-    python -m sgl_eagle.plugin.trace_process FOLDER STEM
+    python -m sgl_eagle.plugin.trace_process FOLDER STEM HEADER
 
-Its standard input holds pickled objects: first the header as JSON text, then messages. It works
-through what it has received and closes its files when the input ends, however the server ended.
+Its standard input holds frames of messages. It works through what it has received and closes its
+files when the input ends, however the server ended.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 from sgl_eagle.plugin.trace_files import TraceFiles
+from sgl_eagle.plugin.trace_frames import read_message
 from sgl_eagle.plugin.trace_messages import Message
 from sgl_eagle_harness.trace_schema import TraceHeader
 
@@ -29,7 +29,8 @@ def main(arguments: list[str], stream: BinaryIO) -> int:
     """Write until the input ends.
 
     Args:
-        arguments: Folder of the shards, and the first part of their names.
+        arguments: Folder of the shards, the first part of their names, and the recording's
+            header as JSON.
         stream: The server's end of it is closed when the server ends.
 
     Returns:
@@ -39,8 +40,8 @@ def main(arguments: list[str], stream: BinaryIO) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    folder, stem = arguments
-    header = TraceHeader.model_validate_json(pickle.load(stream))
+    folder, stem, header_json = arguments
+    header = TraceHeader.model_validate_json(header_json)
     files = TraceFiles(Path(folder), header, stem=stem, now=time.monotonic)
     messages: SimpleQueue[Message | None] = SimpleQueue()
     threading.Thread(target=_receive, args=(stream, messages), daemon=True).start()
@@ -59,9 +60,9 @@ def main(arguments: list[str], stream: BinaryIO) -> int:
 
 def _receive(stream: BinaryIO, messages: SimpleQueue[Message | None]) -> None:
     try:
-        while True:
-            messages.put(pickle.load(stream))
-    except (EOFError, pickle.UnpicklingError):  # the second: a message that was cut off
+        while (message := read_message(stream)) is not None:
+            messages.put(message)
+    finally:
         messages.put(None)
 
 

@@ -4,7 +4,7 @@
 
 Tokens per second of two servers, and even the time on a core of their schedulers, drift on a shared
 machine by more than recording costs. So one server records, and its recorder adds up its own time:
-that of the scheduler's thread, and that of the thread which pickles under the same interpreter.
+that of the scheduler's thread, and that of the thread which writes under the same interpreter.
 Steps that take fifty times their sum lose 2 % at most. Without models the tiny pair of the tests
 serves; what is recorded does not depend on the size of a model. Prints one JSON object.
 """

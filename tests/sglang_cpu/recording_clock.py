@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-from sgl_eagle.plugin import trace_recorder
+from sgl_eagle.plugin.trace_pipe import TracePipe
+from sgl_eagle.plugin.trace_recorder import TraceRecorder
 
 FILE_VARIABLE = "RECORDING_CLOCK_FILE"
 STEPS_PER_WRITE = 16
@@ -18,8 +17,9 @@ STEPS_PER_WRITE = 16
 def install():
     """Let the recorder add up its time, and write it to the file that a variable names.
 
-    `recorder_ns` is of the scheduler's thread. `sender_ns` is of the thread that pickles, which may
-    keep the scheduler's waiting for the interpreter. Both are time on a core.
+    `recorder_ns` is of the scheduler's thread. `sender_ns` is of the thread that writes to the
+    other process, which may keep the scheduler's waiting for the interpreter. Both are time on a
+    core.
     """
     totals = {"steps": 0, "requests": 0, "recorder_ns": 0, "sender_ns": 0}
     path = Path(os.environ[FILE_VARIABLE])
@@ -34,8 +34,7 @@ def install():
 
         return run
 
-    recorder = trace_recorder.TraceRecorder
-    observe = timed(recorder.observe, "recorder_ns")
+    observe = timed(TraceRecorder.observe, "recorder_ns")
 
     def count(self, step):
         observe(self, step)
@@ -45,8 +44,6 @@ def install():
             path.with_suffix(".part").write_text(json.dumps(totals), encoding="utf-8")
             path.with_suffix(".part").replace(path)
 
-    recorder.observe = count
-    recorder.forget = timed(recorder.forget, "recorder_ns")
-    trace_recorder.pickle = SimpleNamespace(
-        dump=timed(pickle.dump, "sender_ns"), HIGHEST_PROTOCOL=pickle.HIGHEST_PROTOCOL
-    )
+    TraceRecorder.observe = count
+    TraceRecorder.forget = timed(TraceRecorder.forget, "recorder_ns")
+    TracePipe._write = timed(TracePipe._write, "sender_ns")

@@ -3,13 +3,12 @@
     PYTHONPATH=tests/harness python tests/sgl_eagle/plugin/measure_observer.py
 
 Steps of random trees, 5 levels of topk 4, 16 nodes verified. Prints medians in microseconds of a
-step: counting alone; what recording adds; the recorder's pickling, which another thread does under
-the same interpreter lock; what learning adds; and one refresh of what was learnt, which comes every
+step: counting alone; what recording adds; its frames, which another thread lays out under the same
+interpreter lock; what learning adds; and one refresh of what was learnt, which comes every
 `REFRESH_STEPS` steps.
 """
 
 import json
-import pickle
 import statistics
 import time
 
@@ -24,6 +23,7 @@ from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.profile_grid import ProfileGrid
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.trace_frames import frame
 from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
@@ -97,11 +97,11 @@ def make_rows():
     )
 
 
-def pickle_us(messages):
+def framing_us(messages):
     times = []
     for message in messages:
         started = time.perf_counter()
-        pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        b"".join(frame(message))
         times.append(time.perf_counter() - started)
     return 1e6 * statistics.median(times)
 
@@ -121,7 +121,7 @@ def main():
                 "batch_size": batch_size,
                 "counting_us": round(counting),
                 "recording_us": round(recording - counting),
-                "pickling_us": round(pickle_us(messages)),
+                "framing_us": round(framing_us(messages)),
                 "learning_us": round(learning - counting),
                 "refresh_us": round(refresh),
             }

@@ -1,5 +1,6 @@
 """Traces from a server: bounded on its side, whole files on the other, whatever ends it."""
 
+import io
 import logging
 import os
 import pickle
@@ -16,7 +17,9 @@ from sgl_eagle.plugin.request_label import read_label
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.startup import trace_header
 from sgl_eagle.plugin.trace_files import IDLE_S, SECONDS_PER_SHARD, TraceFiles
-from sgl_eagle.plugin.trace_recorder import TracePipe, TraceRecorder
+from sgl_eagle.plugin.trace_frames import frame, read_message
+from sgl_eagle.plugin.trace_pipe import TracePipe
+from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle_harness.errors import OutputError
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
 from sgl_eagle_harness.trace_store import read_dense_trace
@@ -60,7 +63,7 @@ class Files:
         if len(self.messages) >= self.room:
             return False
         self.messages.append(message)
-        self.files.take(pickle.loads(pickle.dumps(message)))
+        self.files.take(read_message(io.BytesIO(b"".join(frame(message)))))
         return True
 
     def step(self, requests, emitted, drafted=None):
@@ -222,19 +225,21 @@ def test_a_bad_label_is_named_and_the_request_recorded(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         files.step([request], [[5]])
     assert "custom_params.sgl_eagle: colour: Extra inputs are not permitted" in caplog.text
-    assert files.messages[0].workload == "unlabelled"
+    files.observer.finished("r1")
+    files.files.close()
+    assert read_ordinary_trace(tmp_path)[1][0].workload == "unlabelled"
 
 
 def test_the_writing_process_outlives_a_server_that_is_killed(tmp_path):
     code = (
-        "import os, pickle, signal, sys\n"
+        "import os, pickle, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from sgl_eagle.plugin.trace_recorder import TracePipe\n"
+        "from sgl_eagle.plugin.trace_pipe import TracePipe\n"
         "from sgl_eagle_harness.trace_schema import TraceHeader\n"
         "header, messages = pickle.load(sys.stdin.buffer)\n"
         "pipe = TracePipe(Path(sys.argv[1]), TraceHeader.model_validate_json(header))\n"
         "for message in messages: assert pipe.send(message)\n"
-        "pipe._queue.join()\n"  # An empty queue would leave the last message unwritten.
+        "while pipe.waiting_bytes: time.sleep(0.001)\n"
         "print(pipe._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

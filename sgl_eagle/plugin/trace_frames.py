@@ -1,0 +1,143 @@
+"""Messages as bytes in a pipe between two processes of one machine.
+
+A frame is its kind, the length of what follows, and that: JSON for the start of a request, its
+number for the end, and for a step four sizes (B, E, C, N) and its arrays, one after the other. So a
+step costs a few operations on whole arrays, whatever the number of requests and nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from array import array
+from enum import IntEnum
+from typing import BinaryIO
+
+import numpy as np
+
+from sgl_eagle.plugin.trace_messages import (
+    Message,
+    RequestEnded,
+    RequestStarted,
+    StepRows,
+    Unsent,
+    UnsentStep,
+)
+from sgl_eagle_harness.types import NO_NODE, CandidateTrees, Float32Array, IntArray
+
+_PREFIX = struct.Struct("=BI")
+_NUMBER = struct.Struct("=q")
+_SIZES = struct.Struct("=IIII")
+
+_NO_INTS: IntArray = np.empty(0, np.int64)
+_NO_FLOATS: Float32Array = np.empty(0, np.float32)
+
+
+class _Kind(IntEnum):
+    STARTED = 1
+    STEP = 2
+    ENDED = 3
+
+
+def frame(message: Unsent) -> list[bytes | memoryview]:
+    """Lay a message out.
+
+    Args:
+        message: What the scheduler's thread has handed over.
+
+    Returns:
+        The parts of its frame, to be written one after the other.
+    """
+    if isinstance(message, UnsentStep):
+        parts = _step_parts(message)
+        return [_PREFIX.pack(_Kind.STEP, sum(part.nbytes for part in parts)), *parts]
+    if isinstance(message, RequestStarted):
+        fields = {name: getattr(message, name) for name in RequestStarted.__slots__}
+        # A label that JSON cannot hold did not come over HTTP; its text is refused as a label.
+        kind, payload = _Kind.STARTED, json.dumps(fields, default=str, skipkeys=True).encode()
+    else:
+        kind, payload = _Kind.ENDED, _NUMBER.pack(message.number)
+    return [_PREFIX.pack(kind, len(payload)), payload]
+
+
+def read_message(stream: BinaryIO) -> Message | None:
+    """Wait for the next message.
+
+    Args:
+        stream: Frames, one after the other.
+
+    Returns:
+        It; None where the stream ends, even amid a frame.
+    """
+    prefix = stream.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        return None
+    kind, length = _PREFIX.unpack(prefix)
+    payload = stream.read(length)
+    if len(payload) < length:
+        return None
+    if kind == _Kind.STARTED:
+        return RequestStarted(**json.loads(payload))
+    if kind == _Kind.ENDED:
+        return RequestEnded(number=_NUMBER.unpack(payload)[0])
+    return _read_step(payload)
+
+
+def _step_parts(step: UnsentStep) -> list[memoryview]:
+    columns = depths = tokens = parents = _NO_INTS
+    log_probs = _NO_FLOATS
+    num_nodes = 0
+    trees = step.trees
+    if trees is not None and trees.num_nodes:
+        columns = _every_node(trees) if step.columns is None else step.columns
+        num_nodes, depths = columns.shape[1], trees.depths
+        # One index for all arrays; what padding takes by it is never read.
+        flat = columns + trees.num_nodes * np.arange(len(columns))[:, None]
+        tokens, parents = (
+            trees.tokens.take(flat, mode="wrap"),
+            trees.parents.take(flat, mode="wrap"),
+        )
+        log_probs = _log_probs(step, trees).take(flat, mode="wrap")
+    (num_rows, num_emitted) = step.emitted.shape
+    return [
+        memoryview(_SIZES.pack(num_rows, num_emitted, num_nodes, len(depths))),
+        *(memoryview(array("q", line)) for line in (step.numbers, step.position, step.root_token)),
+        *(
+            np.ascontiguousarray(values, np.int64).data
+            for values in (step.num_accept_tokens, step.emitted, columns, tokens, parents, depths)
+        ),
+        np.ascontiguousarray(log_probs, np.float32).data,
+        np.ascontiguousarray(step.counted, np.bool_).data,
+    ]
+
+
+def _every_node(trees: CandidateTrees) -> IntArray:
+    return np.where(trees.valid, np.arange(trees.num_nodes), NO_NODE)
+
+
+def _log_probs(step: UnsentStep, trees: CandidateTrees) -> Float32Array:
+    return trees.step_log_probs if step.by_step else trees.path_log_confidence
+
+
+def _read_step(payload: bytes) -> StepRows:
+    num_rows, num_emitted, num_nodes, num_columns = _SIZES.unpack_from(payload)
+    line, nodes = (num_rows,), (num_rows, num_nodes)
+    shapes: dict[str, tuple[int, ...]] = {
+        "numbers": line,
+        "position": line,
+        "root_token": line,
+        "num_accept_tokens": line,
+        "emitted": (num_rows, num_emitted),
+        "columns": nodes,
+        "tokens": nodes,
+        "parents": nodes,
+        "depths": (num_columns,),
+    }
+    ints, start = {}, _SIZES.size
+    for name, shape in shapes.items():
+        ints[name] = np.frombuffer(payload, np.int64, math.prod(shape), start).reshape(shape)
+        start += ints[name].nbytes
+    logs = np.frombuffer(payload, np.float32, num_rows * num_nodes, start)
+    counted = np.frombuffer(payload, np.bool_, num_rows, start + logs.nbytes)
+    return StepRows(**ints, log_probs=logs.reshape(nodes), counted=counted)
