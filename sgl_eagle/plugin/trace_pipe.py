@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sgl_eagle.plugin.trace_frames import frame
-from sgl_eagle.plugin.trace_messages import RequestEnded, Unsent, UnsentStep
+from sgl_eagle.plugin.trace_messages import Unsent, UnsentStep
 from sgl_eagle_harness.errors import OutputError
 from sgl_eagle_harness.trace_schema import TraceHeader
 from sgl_eagle_harness.trace_shard import SHARD_SUFFIX
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 256 << 20
 """Memory of steps that may wait for the writing process; at least a thousand of 64 requests."""
 SECONDS_PER_WRITE = 0.1
-"""Steps are collected for so long, unless a request ends: each write by the other thread takes the
-interpreter from the scheduler's. A server that is killed loses them."""
+"""Messages are collected for so long, since each write by the other thread takes the interpreter
+from the scheduler's, and waking it costs the scheduler's own. A killed server loses them."""
 CLOSE_TIMEOUT_S = 20.0
 
 _BYTES_PER_WRITE = 8 << 20
@@ -58,10 +58,10 @@ class TracePipe:
             ],
             stdin=subprocess.PIPE,
         )
-        self._queue: queue.SimpleQueue[Unsent | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Unsent] = queue.SimpleQueue()
         # Each is written by one thread only, so that neither needs a lock.
         self._taken_bytes = self._written_bytes = 0
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._broken = False
         stream = self._process.stdin
         assert stream is not None, "stdin is a pipe"
@@ -87,14 +87,11 @@ class TracePipe:
             return False
         self._taken_bytes += num_bytes
         self._queue.put(message)
-        if isinstance(message, RequestEnded):
-            self._ended.set()
         return True
 
     def close(self) -> None:
         """Wait until everything is on disk."""
-        self._queue.put(None)
-        self._ended.set()
+        self._closed.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         try:
             self._process.wait(CLOSE_TIMEOUT_S)
@@ -104,11 +101,12 @@ class TracePipe:
     def _forward(self, stream: BinaryIO) -> None:
         try:
             with stream:
-                while (first := self._queue.get()) is not None:
-                    self._ended.wait(SECONDS_PER_WRITE)
-                    self._ended.clear()
-                    if not self._write(stream, first):
-                        break
+                closed = False
+                while not closed:
+                    # What was sent before the queue was closed is in it.
+                    closed = self._closed.wait(SECONDS_PER_WRITE)
+                    while not self._queue.empty():
+                        self._write(stream)
         except OSError as error:
             self._broken = True
             self._drop_waiting()
@@ -117,21 +115,16 @@ class TracePipe:
                 *(self._process.poll(), error),
             )
 
-    def _write(self, stream: BinaryIO, first: Unsent) -> bool:
-        # Writes what waits; False where the queue has been closed.
-        message: Unsent | None = first
+    def _write(self, stream: BinaryIO) -> None:
         parts: list[bytes | memoryview] = []
         num_bytes = 0
-        while message is not None:
+        while num_bytes < _BYTES_PER_WRITE and not self._queue.empty():
+            message = self._queue.get_nowait()
             parts += frame(message)
             num_bytes += _held_bytes(message)
-            if num_bytes >= _BYTES_PER_WRITE or self._queue.empty():
-                break
-            message = self._queue.get_nowait()
         stream.write(b"".join(parts))
         stream.flush()
         self._written_bytes += num_bytes
-        return message is not None
 
     def _drop_waiting(self) -> None:
         while not self._queue.empty():
