@@ -59,21 +59,19 @@ def split_rows(rows: StepRows, prompt_lens: Mapping[int, int]) -> list[tuple[int
 
 
 def _one_row(rows: StepRows, row: int, prompt_len: int) -> RecordedStep:
-    kept = np.flatnonzero(rows.present[row])
-    columns = rows.columns[row, kept]
-    new_index = np.full(len(rows.depths) + 1, NO_NODE)
-    new_index[columns] = np.arange(len(kept))
-    new_index[NO_NODE] = NO_NODE  # the last element, where the root's children look
+    columns = rows.columns[row][rows.columns[row] != NO_NODE]
+    new_index = np.full(len(rows.depths) + 1, NO_NODE)  # the root's children look at the last
+    new_index[columns] = np.arange(len(columns))
     position = int(rows.position[row])
     return RecordedStep(
         position=position,
         context_len=prompt_len + position - 1,
         root_token=int(rows.root_token[row]),
         emitted=rows.emitted[row, : rows.num_accept_tokens[row]].copy(),  # not all rows' bytes
-        tokens=rows.tokens[row, kept],
-        parents=new_index[rows.parents[row, kept]],
+        tokens=rows.tokens[row, columns],
+        parents=new_index[rows.parents[row, columns]],
         depths=rows.depths[columns],
-        log_probs=np.minimum(rows.log_probs[row, kept], np.float32(0)),
+        log_probs=np.minimum(rows.log_probs[row, columns], np.float32(0)),
     )
 
 

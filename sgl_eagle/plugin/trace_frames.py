@@ -1,8 +1,9 @@
 """Messages as bytes in a pipe between two processes of one machine.
 
 A frame is its kind, the length of what follows, and that: JSON for the start of a request, its
-number for the end, and for a step four sizes (B, E, C, N) and its arrays, one after the other. So a
-step costs a few operations on whole arrays, whatever the number of requests and nodes.
+number for the end, and for a step four sizes (B, E, C, N) and its arrays, one after the other. They
+are written from where the worker holds them: whole trees, since picking nodes costs more than
+sending them, and the interpreter is needed for the former only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Kind(IntEnum):
     ENDED = 3
 
 
-def frame(message: Unsent) -> list[bytes | memoryview]:
+def frame(message: Unsent) -> list[memoryview]:
     """Lay a message out.
 
     Args:
@@ -51,14 +52,15 @@ def frame(message: Unsent) -> list[bytes | memoryview]:
     """
     if isinstance(message, UnsentStep):
         parts = _step_parts(message)
-        return [_PREFIX.pack(_Kind.STEP, sum(part.nbytes for part in parts)), *parts]
+        length = sum(part.nbytes for part in parts)
+        return [memoryview(_PREFIX.pack(_Kind.STEP, length)), *parts]
     if isinstance(message, RequestStarted):
         fields = {name: getattr(message, name) for name in RequestStarted.__slots__}
         # A label that JSON cannot hold did not come over HTTP; its text is refused as a label.
         kind, payload = _Kind.STARTED, json.dumps(fields, default=str, skipkeys=True).encode()
     else:
         kind, payload = _Kind.ENDED, _NUMBER.pack(message.number)
-    return [_PREFIX.pack(kind, len(payload)), payload]
+    return [memoryview(_PREFIX.pack(kind, len(payload)) + payload)]
 
 
 def read_message(stream: BinaryIO) -> Message | None:
@@ -87,22 +89,17 @@ def read_message(stream: BinaryIO) -> Message | None:
 def _step_parts(step: UnsentStep) -> list[memoryview]:
     columns = depths = tokens = parents = _NO_INTS
     log_probs = _NO_FLOATS
-    num_nodes = 0
+    num_verified = 0
     trees = step.trees
     if trees is not None and trees.num_nodes:
         columns = _every_node(trees) if step.columns is None else step.columns
-        num_nodes, depths = columns.shape[1], trees.depths
-        # One index for all arrays; what padding takes by it is never read.
-        flat = columns + trees.num_nodes * np.arange(len(columns))[:, None]
-        tokens, parents = (
-            trees.tokens.take(flat, mode="wrap"),
-            trees.parents.take(flat, mode="wrap"),
-        )
-        log_probs = _log_probs(step, trees).take(flat, mode="wrap")
-    (num_rows, num_emitted) = step.emitted.shape
+        num_verified, depths = columns.shape[1], trees.depths
+        tokens, parents = trees.tokens, trees.parents
+        log_probs = trees.step_log_probs if step.by_step else trees.path_log_confidence
+    num_rows, num_emitted = step.emitted.shape
     return [
-        memoryview(_SIZES.pack(num_rows, num_emitted, num_nodes, len(depths))),
-        *(memoryview(array("q", line)) for line in (step.numbers, step.position, step.root_token)),
+        memoryview(_SIZES.pack(num_rows, num_emitted, num_verified, len(depths))),
+        memoryview(array("q", step.numbers + step.position + step.root_token)),
         *(
             np.ascontiguousarray(values, np.int64).data
             for values in (step.num_accept_tokens, step.emitted, columns, tokens, parents, depths)
@@ -116,12 +113,8 @@ def _every_node(trees: CandidateTrees) -> IntArray:
     return np.where(trees.valid, np.arange(trees.num_nodes), NO_NODE)
 
 
-def _log_probs(step: UnsentStep, trees: CandidateTrees) -> Float32Array:
-    return trees.step_log_probs if step.by_step else trees.path_log_confidence
-
-
 def _read_step(payload: bytes) -> StepRows:
-    num_rows, num_emitted, num_nodes, num_columns = _SIZES.unpack_from(payload)
+    num_rows, num_emitted, num_verified, num_nodes = _SIZES.unpack_from(payload)
     line, nodes = (num_rows,), (num_rows, num_nodes)
     shapes: dict[str, tuple[int, ...]] = {
         "numbers": line,
@@ -129,10 +122,10 @@ def _read_step(payload: bytes) -> StepRows:
         "root_token": line,
         "num_accept_tokens": line,
         "emitted": (num_rows, num_emitted),
-        "columns": nodes,
+        "columns": (num_rows, num_verified),
         "tokens": nodes,
         "parents": nodes,
-        "depths": (num_columns,),
+        "depths": (num_nodes,),
     }
     ints, start = {}, _SIZES.size
     for name, shape in shapes.items():

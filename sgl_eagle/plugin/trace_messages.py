@@ -69,7 +69,7 @@ class UnsentStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """One step of B requests; nodes are those verified, or in dense mode all drafted.
+    """One step of B requests, for which N nodes were drafted.
 
     Attributes:
         numbers: [B] int64, numbers of the requests, or `NOT_RECORDED`.
@@ -78,11 +78,12 @@ class StepRows:
         root_token: [B] int64.
         num_accept_tokens: [B] int64, bonus token included.
         emitted: [B, E] int64; the first `num_accept_tokens` count.
-        columns: [B, C] int64, the drafter's number of each node, ascending, `NO_NODE` is padding.
-        tokens: [B, C] int64; of padding, as in parents and log_probs, anything.
-        parents: [B, C] int64, the drafter's number of the parent, `NO_NODE` for the root.
-        depths: [N] int64, by the drafter's number.
-        log_probs: [B, C] float32, of the path; in dense mode of the step.
+        columns: [B, C] int64, nodes to record, ascending, `NO_NODE` is padding: those verified, or
+            in dense mode all.
+        tokens: [B, N] int64.
+        parents: [B, N] int64, the parent's column, `NO_NODE` for the root.
+        depths: [N] int64.
+        log_probs: [B, N] float32, of the path; in dense mode of the step.
     """
 
     numbers: IntArray
@@ -96,11 +97,6 @@ class StepRows:
     parents: IntArray
     depths: IntArray
     log_probs: Float32Array
-
-    @property
-    def present(self) -> BoolArray:
-        """[B, C] bool, which nodes are no padding."""
-        return self.columns >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from sgl_eagle.plugin.trace_pipe import SECONDS_PER_WRITE
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
 from sgl_eagle_harness.policies.policy_file import load_policy_file
 from sgl_eagle_harness.trace_store import read_dense_trace
@@ -38,7 +39,7 @@ def texts(completions):
 
 @pytest.fixture(scope="module")
 def dense_trace(fork_server, pair, texts, tmp_path_factory):
-    """Recorded by a server whose scheduler is killed right after the last answer."""
+    """Recorded by a server whose scheduler is killed soon after the last answer."""
     folder = tmp_path_factory.mktemp("dense")
     flags = ("--sgl-eagle-record", str(folder), "--sgl-eagle-record-mode", "dense")
     limits = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "4")
@@ -50,6 +51,7 @@ def dense_trace(fork_server, pair, texts, tmp_path_factory):
             server.complete(prompt, custom_params=label(index))
         # A bias decides this text, so it must not be recorded.
         server.complete([7, 8], custom_params=label(99), logit_bias={"77": 1000.0})
+        time.sleep(10 * SECONDS_PER_WRITE)
         scheduler = int(next(folder.glob("*.parquet")).stem.split("-")[2])
         os.kill(scheduler, signal.SIGKILL)
         wait_for_shards(folder, len(texts), lambda: read_dense_trace(folder).prompt_ids)

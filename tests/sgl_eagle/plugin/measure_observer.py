@@ -101,7 +101,7 @@ def framing_us(messages):
     times = []
     for message in messages:
         started = time.perf_counter()
-        b"".join(frame(message))
+        frame(message)
         times.append(time.perf_counter() - started)
     return 1e6 * statistics.median(times)
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.startup import trace_header
 from sgl_eagle.plugin.trace_files import IDLE_S, SECONDS_PER_SHARD, TraceFiles
 from sgl_eagle.plugin.trace_frames import frame, read_message
-from sgl_eagle.plugin.trace_pipe import TracePipe
+from sgl_eagle.plugin.trace_pipe import TracePipe, _write_parts
 from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle_harness.errors import OutputError
 from sgl_eagle_harness.ordinary_trace import read_ordinary_trace
@@ -279,3 +280,142 @@ def test_a_folder_with_a_dense_recording_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot make the folder"):
         TracePipe(tmp_path / "file" / "below", make_header(tmp_path, dense=False))
+
+
+def test_messages_after_the_writing_process_has_died_are_lost_and_said_to_be(tmp_path, caplog):
+    files = Files(tmp_path / "unused")
+    files.step([labelled("r1")], [[5]])
+    pipe = TracePipe(tmp_path / "traces", make_header(tmp_path, dense=False))
+    pipe._process.kill()
+    pipe._process.wait()
+    with caplog.at_level(logging.WARNING):
+        assert pipe.send(files.messages[0])
+        pipe._thread.join(10)
+    assert not pipe.send(files.messages[1])
+    assert "SGL_EAGLE records no more: its writing process ended with code -9" in caplog.text
+
+
+def test_a_queue_takes_a_bounded_amount_of_memory(tmp_path, monkeypatch):
+    files = Files(tmp_path / "unused")
+    files.step([labelled("r1")], [[10]], two_level_trees(1))
+    start, step = files.messages
+    monkeypatch.setattr("sgl_eagle.plugin.trace_pipe.SECONDS_PER_WRITE", 60.0)
+    monkeypatch.setattr("sgl_eagle.plugin.trace_pipe.MAX_WAITING_BYTES", 10 * step.num_bytes)
+    pipe = TracePipe(tmp_path / "traces", make_header(tmp_path, dense=False))
+    assert [pipe.send(step) for _ in range(12)] == [True] * 10 + [False] * 2
+    assert not pipe.send(start)
+    pipe.close()
+    assert pipe.waiting_bytes == 0
+
+
+def test_a_large_step_passes_the_pipe_whole(tmp_path):
+    num_rows = 2000  # a few times what a pipe holds
+    files = Files(tmp_path / "unused")
+    requests = [labelled(f"r{row}") for row in range(num_rows)]
+    files.step(requests, [[10, 20, 5]] * num_rows, two_level_trees(num_rows))
+    pipe = TracePipe(tmp_path / "traces", make_header(tmp_path, dense=False))
+    assert all(pipe.send(message) for message in files.messages)
+    pipe.close()
+    steps = read_ordinary_trace(tmp_path / "traces")[1]
+    assert len(steps) == num_rows
+    assert all(step.accepted.tolist() == [1, 3] for step in steps)
+
+
+def test_a_write_that_ends_early_goes_on(monkeypatch):
+    read_end, write_end = os.pipe()
+    monkeypatch.setattr("sgl_eagle.plugin.trace_pipe.os.writev", lambda pipe, parts: 0)
+    with os.fdopen(read_end, "rb") as reader:
+        _write_parts(write_end, [memoryview(b"abc"), memoryview(np.arange(3))])
+        os.close(write_end)
+        assert reader.read() == b"abc" + np.arange(3).tobytes()
+
+
+def test_a_frame_that_is_cut_off_is_the_end(tmp_path):
+    files = Files(tmp_path)
+    files.step([labelled("r1")], [[10]], two_level_trees(1))
+    whole = b"".join(frame(files.messages[1]))
+    assert read_message(io.BytesIO(whole)) is not None
+    for length in (0, 3, len(whole) - 1):
+        assert read_message(io.BytesIO(whole[:length])) is None
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["ordinary", "dense"])
+def test_what_arrives_is_what_each_request_was_before_its_step(dense, tmp_path):
+    """Requests join, leave, are retracted, and steps are lost, at random."""
+    choose = np.random.default_rng(7)
+    files = Files(tmp_path, dense=dense)
+    running, expected, finished = [], {}, []
+    for index in range(300):
+        if choose.random() < 0.3 or not running:
+            running.append(labelled(f"r{index}"))
+        over = choose.random(len(running)) < 0.1
+        for request, is_over in zip(running, over, strict=True):
+            if is_over and choose.random() < 0.5:
+                request.is_retracted = True
+            elif is_over:
+                files.observer.finished(request.rid)
+                request.over = True
+                finished.append(request.rid)
+        drafted = random_trees(choose, len(running)) if choose.random() < 0.8 or dense else None
+        files.room = 0 if choose.random() < 0.1 and index > 0 else 10**9
+        is_new = [request.rid not in files.recorder._number_of for request in running]
+        emitted = [emit(choose, dense=dense) for _ in running]
+        seen = [
+            (len(r.output_ids), len(r.origin_input_ids + r.output_ids) - 1, r.output_ids[-1])
+            for r in running
+        ]
+        files.step(running, emitted, drafted)
+        for row, request in enumerate(running):
+            if over[row]:
+                continue
+            if is_new[row]:
+                expected[request.rid] = None if files.room == 0 else []
+            if files.room and expected[request.rid] is not None:
+                expected[request.rid].append((*seen[row], emitted[row], nodes(drafted, row, dense)))
+        running = [r for r in running if not r.over]
+        for request in running:
+            if request.is_retracted:
+                request.is_retracted = False
+                request.output_ids.append(int(choose.integers(100)))  # by its next prefill
+    arrived = {run.started.rid: run.steps for run in files.files._running.values()}
+    assert {rid for rid in expected if rid not in finished and expected[rid]} <= set(arrived)
+    assert len(arrived) > 3
+    num_steps = 0
+    for rid, steps in arrived.items():
+        assert [
+            (s.position, s.context_len, s.root_token, s.emitted.tolist(), listed(s)) for s in steps
+        ] == expected[rid]
+        num_steps += len(steps)
+    assert num_steps > 30
+
+
+def emit(choose, *, dense):
+    return choose.integers(0, 100, 1 if dense else choose.integers(1, 4)).tolist()
+
+
+def random_trees(choose, num_rows):
+    """The usual trees, of each of which another part is verified."""
+    drafted = two_level_trees(num_rows, verified=6)
+    kept = np.arange(6) < choose.integers(0, 7, (num_rows, 1))
+    return replace(drafted, columns=np.where(kept, drafted.columns, -1))
+
+
+def nodes(drafted, row, dense):
+    if drafted is None:
+        return []
+    trees, columns = drafted.trees, drafted.columns[row]
+    logs = trees.step_log_probs if dense else trees.path_log_confidence
+    return [
+        (trees.tokens[row, c], trees.parents[row, c], trees.depths[c], logs[row, c])
+        for c in (range(trees.num_nodes) if dense else columns[columns >= 0])
+    ]
+
+
+def listed(step):
+    return list(
+        zip(
+            *(step.tokens.tolist(), step.parents.tolist(), step.depths.tolist()),
+            step.log_probs.tolist(),
+            strict=True,
+        )
+    )
