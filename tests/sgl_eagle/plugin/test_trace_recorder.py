@@ -323,7 +323,7 @@ def test_a_large_step_passes_the_pipe_whole(tmp_path):
 
 def test_a_write_that_ends_early_goes_on(monkeypatch):
     read_end, write_end = os.pipe()
-    monkeypatch.setattr("sgl_eagle.plugin.trace_pipe.os.writev", lambda pipe, parts: 0)
+    monkeypatch.setattr("sgl_eagle.plugin.trace_pipe.os.writev", lambda *_: 0)
     with os.fdopen(read_end, "rb") as reader:
         _write_parts(write_end, [memoryview(b"abc"), memoryview(np.arange(3))])
         os.close(write_end)
@@ -341,81 +341,88 @@ def test_a_frame_that_is_cut_off_is_the_end(tmp_path):
 
 @pytest.mark.parametrize("dense", [False, True], ids=["ordinary", "dense"])
 def test_what_arrives_is_what_each_request_was_before_its_step(dense, tmp_path):
-    """Requests join, leave, are retracted, and steps are lost, at random."""
-    choose = np.random.default_rng(7)
-    files = Files(tmp_path, dense=dense)
-    running, expected, finished = [], {}, []
-    for index in range(300):
-        if choose.random() < 0.3 or not running:
-            running.append(labelled(f"r{index}"))
-        over = choose.random(len(running)) < 0.1
-        for request, is_over in zip(running, over, strict=True):
-            if is_over and choose.random() < 0.5:
-                request.is_retracted = True
-            elif is_over:
-                files.observer.finished(request.rid)
-                request.over = True
-                finished.append(request.rid)
-        drafted = random_trees(choose, len(running)) if choose.random() < 0.8 or dense else None
-        files.room = 0 if choose.random() < 0.1 and index > 0 else 10**9
-        is_new = [request.rid not in files.recorder._number_of for request in running]
-        emitted = [emit(choose, dense=dense) for _ in running]
-        seen = [
-            (len(r.output_ids), len(r.origin_input_ids + r.output_ids) - 1, r.output_ids[-1])
-            for r in running
-        ]
-        files.step(running, emitted, drafted)
-        for row, request in enumerate(running):
-            if over[row]:
-                continue
-            if is_new[row]:
-                expected[request.rid] = None if files.room == 0 else []
-            if files.room and expected[request.rid] is not None:
-                expected[request.rid].append((*seen[row], emitted[row], nodes(drafted, row, dense)))
-        running = [r for r in running if not r.over]
-        for request in running:
-            if request.is_retracted:
-                request.is_retracted = False
-                request.output_ids.append(int(choose.integers(100)))  # by its next prefill
-    arrived = {run.started.rid: run.steps for run in files.files._running.values()}
-    assert {rid for rid in expected if rid not in finished and expected[rid]} <= set(arrived)
+    server = RandomServer(tmp_path, dense=dense)
+    for _ in range(300):
+        server.step()
+    arrived = {run.started.rid: run.steps for run in server.files.files._running.values()}
     assert len(arrived) > 3
-    num_steps = 0
+    assert sum(map(len, arrived.values())) > 100
     for rid, steps in arrived.items():
-        assert [
-            (s.position, s.context_len, s.root_token, s.emitted.tolist(), listed(s)) for s in steps
-        ] == expected[rid]
-        num_steps += len(steps)
-    assert num_steps > 30
+        assert [as_tuple(step) for step in steps] == server.expected[rid]
 
 
-def emit(choose, *, dense):
-    return choose.integers(0, 100, 1 if dense else choose.integers(1, 4)).tolist()
+class RandomServer:
+    """Requests join, end and are retracted, and steps are lost, at random.
+
+    `expected` is what each request was before each of its steps, read one by one.
+    """
+
+    def __init__(self, folder, *, dense):
+        self.files, self.dense = Files(folder, dense=dense), dense
+        self.choose = np.random.default_rng(7)
+        self.running, self.expected = [], {}
+        self.num_started = 0
+
+    def step(self):
+        if self.choose.random() < 0.3 or not self.running:
+            self.running.append(labelled(f"r{self.num_started}"))
+            self.num_started += 1
+        for request in self.running:
+            self.end_or_retract(request)
+        count = len(self.running)
+        drafted = self.draft(count) if self.dense or self.choose.random() < 0.8 else None
+        emitted = [self.emit() for _ in range(count)]
+        self.files.room = 0 if self.choose.random() < 0.1 else 10**9
+        for row, request in enumerate(self.running):
+            if not (request.over or request.is_retracted):
+                self.expect(request, emitted[row], drafted, row)
+        self.files.step(self.running, emitted, drafted)
+        self.running = [request for request in self.running if not request.over]
+        for request in filter(lambda request: request.is_retracted, self.running):
+            request.is_retracted = False
+            request.output_ids.append(99)  # by its next prefill
+
+    def end_or_retract(self, request):
+        chance = self.choose.random()
+        request.over = chance < 0.03
+        request.is_retracted = chance > 0.97
+        if request.over:
+            self.files.observer.finished(request.rid)
+
+    def emit(self):
+        return self.choose.integers(0, 90, 1 if self.dense else self.choose.integers(1, 4)).tolist()
+
+    def draft(self, num_rows):
+        """The usual trees; of each another part that holds its nodes' parents is verified."""
+        parts = np.array([[-1] * 4, [0, 2, -1, -1], [1, 4, 5, -1], [0, 1, 3, 4]])
+        columns = parts[self.choose.integers(0, len(parts), num_rows)]
+        return replace(two_level_trees(num_rows), columns=columns)
+
+    def expect(self, request, emitted, drafted, row):
+        kept = self.files.room > 0
+        steps = self.expected.setdefault(request.rid, [] if kept else None)
+        if steps is not None and kept:
+            num_tokens = len(request.output_ids)
+            context_len = len(request.origin_input_ids) + num_tokens - 1
+            nodes = self.nodes(drafted, row)
+            steps.append((num_tokens, context_len, request.output_ids[-1], emitted, nodes))
+
+    def nodes(self, drafted, row):
+        if drafted is None:
+            return []
+        trees, columns = drafted.trees, drafted.columns[row]
+        logs = trees.step_log_probs if self.dense else trees.path_log_confidence
+        columns = list(range(6)) if self.dense else columns[columns >= 0].tolist()
+        place = {-1: -1} | {column: index for index, column in enumerate(columns)}
+        return [
+            (trees.tokens[row, c], place[int(trees.parents[row, c])], trees.depths[c], logs[row, c])
+            for c in columns
+        ]
 
 
-def random_trees(choose, num_rows):
-    """The usual trees, of each of which another part is verified."""
-    drafted = two_level_trees(num_rows, verified=6)
-    kept = np.arange(6) < choose.integers(0, 7, (num_rows, 1))
-    return replace(drafted, columns=np.where(kept, drafted.columns, -1))
-
-
-def nodes(drafted, row, dense):
-    if drafted is None:
-        return []
-    trees, columns = drafted.trees, drafted.columns[row]
-    logs = trees.step_log_probs if dense else trees.path_log_confidence
-    return [
-        (trees.tokens[row, c], trees.parents[row, c], trees.depths[c], logs[row, c])
-        for c in (range(trees.num_nodes) if dense else columns[columns >= 0])
-    ]
-
-
-def listed(step):
-    return list(
-        zip(
-            *(step.tokens.tolist(), step.parents.tolist(), step.depths.tolist()),
-            step.log_probs.tolist(),
-            strict=True,
-        )
+def as_tuple(step):
+    nodes = zip(step.tokens, step.parents, step.depths, step.log_probs, strict=True)
+    return (
+        *(step.position, step.context_len, step.root_token),
+        *(step.emitted.tolist(), list(nodes)),
     )
