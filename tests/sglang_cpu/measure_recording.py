@@ -76,12 +76,15 @@ def measure(folder, args):
 
 def _row(before, after):
     rise = {name: after[name] - before.get(name, 0) for name in after}
-    recorder, sender = (rise[name] / rise["steps"] / 1000 for name in ("recorder_ns", "sender_ns"))
+    recorder, sender, copy = (
+        rise[f"{name}_ns"] / rise["steps"] / 1000 for name in ("recorder", "sender", "copy")
+    )
     return {
         "steps": rise["steps"],
         "requests_per_step": round(rise["requests"] / rise["steps"], 1),
         "recorder_us_per_step": round(recorder, 1),
         "sender_us_per_step": round(sender, 1),
+        "of_it_copy_us_per_step": round(copy, 1),
         "step_ms_that_loses_2_percent": round((recorder + sender) / SHARE / 1000, 2),
     }
 
