@@ -90,12 +90,12 @@ def _step_parts(step: UnsentStep) -> list[memoryview]:
     columns = depths = tokens = parents = _NO_INTS
     log_probs = _NO_FLOATS
     num_verified = 0
-    trees = step.trees
-    if trees is not None and trees.num_nodes:
-        columns = _every_node(trees) if step.columns is None else step.columns
+    if step.drafted is not None:
+        trees = step.drafted.trees
+        columns = _every_node(trees) if step.dense else step.drafted.columns
         num_verified, depths = columns.shape[1], trees.depths
         tokens, parents = trees.tokens, trees.parents
-        log_probs = trees.step_log_probs if step.by_step else trees.path_log_confidence
+        log_probs = trees.step_log_probs if step.dense else trees.path_log_confidence
     num_rows, num_emitted = step.emitted.shape
     return [
         memoryview(_SIZES.pack(num_rows, num_emitted, num_verified, len(depths))),

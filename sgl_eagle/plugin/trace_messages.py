@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_eagle_harness.types import BoolArray, CandidateTrees, Float32Array, IntArray
+from sgl_eagle.plugin.finished_step import Drafted
+from sgl_eagle_harness.types import BoolArray, Float32Array, IntArray
 
 NOT_RECORDED = -1
 """Number of a request whose rows are left out."""
@@ -45,9 +46,8 @@ class UnsentStep:
         root_token: B roots.
         emitted: [B, E] int64; the first `num_accept_tokens` count.
         num_accept_tokens: [B] int64, bonus token included.
-        trees: What was drafted; None where all requests decoded plainly.
-        columns: [B, C] int64 nodes to record, `NO_NODE` is padding; None is all of them.
-        by_step: Whether the log-probabilities of steps are recorded, or those of paths.
+        drafted: What was drafted, put together later; None where all requests decoded plainly.
+        dense: Whether all nodes are recorded, or those verified.
     """
 
     numbers: list[int]
@@ -56,15 +56,14 @@ class UnsentStep:
     root_token: list[int]
     emitted: IntArray
     num_accept_tokens: IntArray
-    trees: CandidateTrees | None
-    columns: IntArray | None
-    by_step: bool
+    drafted: Drafted | None
+    dense: bool
 
     @property
     def num_bytes(self) -> int:
         """Memory that it holds, about."""
-        num_nodes = 0 if self.trees is None else self.trees.num_nodes
-        return len(self.numbers) * (_BYTES_PER_ROW + _BYTES_PER_NODE * num_nodes)
+        num_nodes = 0 if self.drafted is None else int(self.drafted.num_drafted.sum())
+        return _BYTES_PER_ROW * len(self.numbers) + _BYTES_PER_NODE * num_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

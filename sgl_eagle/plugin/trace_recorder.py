@@ -63,7 +63,6 @@ class TraceRecorder:
             self._number(step)
         if not self._numbers or max(self._numbers) == NOT_RECORDED:
             return
-        drafted = step.drafted
         self._post(
             UnsentStep(
                 numbers=self._numbers,
@@ -72,9 +71,8 @@ class TraceRecorder:
                 root_token=last_tokens(requests),
                 emitted=step.emitted,
                 num_accept_tokens=step.num_accept_tokens,
-                trees=None if drafted is None else drafted.trees,
-                columns=None if drafted is None or self._dense else drafted.columns,
-                by_step=self._dense,
+                drafted=step.drafted,
+                dense=self._dense,
             )
         )
 
