@@ -7,13 +7,15 @@ steps, that of the roots included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-Mail = TypeVar("Mail", Tensor, npt.NDArray[np.int32])
+if TYPE_CHECKING:  # the process that writes traces reads mail, and starts without torch
+    from torch import Tensor
+
+Mail = TypeVar("Mail", "Tensor", npt.NDArray[np.int32])
 """[R, width] int32, on the device or on the host; every part is a view."""
 
 

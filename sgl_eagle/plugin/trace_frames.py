@@ -12,11 +12,14 @@ import json
 import math
 import struct
 from array import array
+from dataclasses import replace
 from enum import IntEnum
 from typing import BinaryIO
 
 import numpy as np
 
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
+from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle.plugin.trace_messages import (
     Message,
     RequestEnded,
@@ -25,11 +28,12 @@ from sgl_eagle.plugin.trace_messages import (
     Unsent,
     UnsentStep,
 )
-from sgl_eagle_harness.types import NO_NODE, CandidateTrees, Float32Array, IntArray
+from sgl_eagle_harness.types import NO_NODE, CandidateTrees, Float32Array, IntArray, TreeLimits
 
 _PREFIX = struct.Struct("=BI")
 _NUMBER = struct.Struct("=q")
 _SIZES = struct.Struct("=IIII")
+_MAIL = struct.Struct("=IIIIII?")
 
 _NO_INTS: IntArray = np.empty(0, np.int64)
 _NO_FLOATS: Float32Array = np.empty(0, np.float32)
@@ -38,7 +42,8 @@ _NO_FLOATS: Float32Array = np.empty(0, np.float32)
 class _Kind(IntEnum):
     STARTED = 1
     STEP = 2
-    ENDED = 3
+    FORESEEN = 3
+    ENDED = 4
 
 
 def frame(message: Unsent) -> list[memoryview]:
@@ -51,9 +56,11 @@ def frame(message: Unsent) -> list[memoryview]:
         The parts of its frame, to be written one after the other.
     """
     if isinstance(message, UnsentStep):
-        parts = _step_parts(message)
+        parts, kind = _step_parts(message), _Kind.STEP
+        if isinstance(message.drafted, ForeseenTrees):
+            parts, kind = [*_mail_parts(message, message.drafted), *parts], _Kind.FORESEEN
         length = sum(part.nbytes for part in parts)
-        return [memoryview(_PREFIX.pack(_Kind.STEP, length)), *parts]
+        return [memoryview(_PREFIX.pack(kind, length)), *parts]
     if isinstance(message, RequestStarted):
         fields = {name: getattr(message, name) for name in RequestStarted.__slots__}
         # A label that JSON cannot hold did not come over HTTP; its text is refused as a label.
@@ -83,14 +90,14 @@ def read_message(stream: BinaryIO) -> Message | None:
         return RequestStarted(**json.loads(payload))
     if kind == _Kind.ENDED:
         return RequestEnded(number=_NUMBER.unpack(payload)[0])
-    return _read_step(payload)
+    return _read_foreseen(payload) if kind == _Kind.FORESEEN else _read_step(payload)
 
 
 def _step_parts(step: UnsentStep) -> list[memoryview]:
     columns = depths = tokens = parents = _NO_INTS
     log_probs = _NO_FLOATS
     num_verified = 0
-    if step.drafted is not None:
+    if step.drafted is not None and not isinstance(step.drafted, ForeseenTrees):
         trees = step.drafted.trees
         columns = _every_node(trees) if step.dense else step.drafted.columns
         num_verified, depths = columns.shape[1], trees.depths
@@ -107,6 +114,38 @@ def _step_parts(step: UnsentStep) -> list[memoryview]:
         np.ascontiguousarray(log_probs, np.float32).data,
         np.ascontiguousarray(step.counted, np.bool_).data,
     ]
+
+
+def _mail_parts(step: UnsentStep, drafted: ForeseenTrees) -> list[memoryview]:
+    # Its trees are put together by whoever reads it.
+    layout, limits = drafted.layout, drafted.limits
+    sizes = (layout.branches, layout.num_steps, limits.num_steps, limits.topk)
+    return [
+        memoryview(_MAIL.pack(len(drafted.mail), *sizes, limits.num_draft_tokens, step.dense)),
+        np.ascontiguousarray(drafted.mail, np.int32).data,
+    ]
+
+
+def _read_foreseen(payload: bytes) -> StepRows:
+    num_rows, branches, layout_steps, num_steps, topk, num_draft_tokens, dense = _MAIL.unpack_from(
+        payload
+    )
+    layout = RoundMail(branches=branches, num_steps=layout_steps)
+    mail = np.frombuffer(payload, np.int32, num_rows * layout.width, _MAIL.size)
+    foreseen = ForeseenTrees(
+        layout=layout,
+        mail=mail.reshape(num_rows, layout.width),
+        limits=TreeLimits(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens),
+    )
+    trees = foreseen.trees
+    return replace(
+        _read_step(payload[_MAIL.size + mail.nbytes :]),
+        columns=_every_node(trees) if dense else foreseen.columns,
+        tokens=trees.tokens,
+        parents=trees.parents,
+        depths=trees.depths,
+        log_probs=trees.step_log_probs if dense else trees.path_log_confidence,
+    )
 
 
 def _every_node(trees: CandidateTrees) -> IntArray:

@@ -1,7 +1,9 @@
 """Rounds that wait for nothing verify what rounds that ask the policy would."""
 
+import io
 import itertools
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
+from sgl_eagle.plugin.trace_frames import frame, read_message
+from sgl_eagle.plugin.trace_messages import UnsentStep
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.plain import PlainPolicy
@@ -175,6 +179,40 @@ def test_sizes_are_those_of_the_trees_whatever_the_draft_lacks(fault, depth):
     assert row.num_drafted.tolist() == whole.num_drafted.tolist() == [found.num_drafted[1]]
     valid = row.trees.valid
     assert row.trees.tokens[valid].tolist() == trees.trees.tokens[1][trees.trees.valid[1]].tolist()
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["ordinary", "dense"])
+def test_mail_in_a_frame_is_read_as_its_trees_are(dense):
+    layout, mail = some_mail(seed=4)
+    layout.frontier(mail, 0)[1, 1] = -1
+    limits = TreeLimits(num_steps=3, topk=BRANCHES, num_draft_tokens=5)
+    late = ForeseenTrees(layout=layout, mail=mail, limits=limits)
+    there = DraftedTrees(trees=late.trees, columns=late.columns, speculating=late.speculating)
+    mailed, sent = (
+        read_message(
+            io.BytesIO(
+                b"".join(
+                    frame(
+                        UnsentStep(
+                            numbers=[3, 1, 2],
+                            counted=np.array([True, False, True]),
+                            position=[4, 5, 6],
+                            root_token=[7, 8, 9],
+                            emitted=np.arange(6).reshape(3, 2),
+                            num_accept_tokens=np.array([1, 2, 1]),
+                            drafted=drafted,
+                            dense=dense,
+                        )
+                    )
+                )
+            )
+        )
+        for drafted in (late, there)
+    )
+    for field in fields(sent):
+        wanted = getattr(sent, field.name)
+        assert getattr(mailed, field.name).tolist() == wanted.tolist(), field.name
+    assert (sent.columns >= 0).any()
 
 
 def test_trees_of_many_rounds_are_learnt_from_as_each_alone():
