@@ -27,7 +27,7 @@ from sgl_eagle_harness.policies.price import PricePolicy, PriceRules
 from sgl_eagle_harness.policies.tier import TierConfig
 from sgl_eagle_harness.records import Record, load_record
 from sgl_eagle_harness.root_forecast import forecast_from_root
-from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_harness.types import FloatArray, TreeLimits
 
 SHIPPED_PRIOR = Path(str(files("sgl_eagle") / "assets" / "policy" / "prior.json"))
 
@@ -189,19 +189,39 @@ def builtin_plan(limits: TreeLimits, costs: CostTable, prior: PolicyPrior) -> Pl
     Returns:
         A plan of at most so many children a node as the prior knows.
     """
-    continuation = prior.continuation_for(limits.topk)
-    topk, sizes = min(limits.topk, continuation.topk), builtin_sizes(limits)
-    drafts = forecast_from_root(
-        continuation, num_steps=limits.num_steps, topk=topk, width=topk, sizes=np.array(sizes)
-    )
-    depths = np.arange(1, limits.num_steps + 1)[:, None]
     return PlanPolicy(
         num_steps=limits.num_steps,
-        topk=topk,
-        verify_sizes=sizes,
-        expected_drafts=tuple(map(tuple, np.minimum(drafts, depths).tolist())),
+        topk=_known_topk(limits, prior),
+        verify_sizes=builtin_sizes(limits),
+        expected_drafts=tuple(map(tuple, expected_drafts(prior, limits).tolist())),
         costs=costs,
     )
+
+
+def expected_drafts(prior: PolicyPrior, limits: TreeLimits) -> FloatArray:
+    """Correct drafts of the prior's average tree.
+
+    Args:
+        prior: What is known about drafts.
+        limits: Upper limits of the trees.
+
+    Returns:
+        [D, S] float64, for each number of levels and each of `builtin_sizes`; at most as many
+        drafts as levels.
+    """
+    topk = _known_topk(limits, prior)
+    drafts = forecast_from_root(
+        prior.continuation_for(limits.topk),
+        num_steps=limits.num_steps,
+        topk=topk,
+        width=topk,
+        sizes=np.array(builtin_sizes(limits)),
+    )
+    return np.asarray(np.minimum(drafts, np.arange(1, limits.num_steps + 1)[:, None]))
+
+
+def _known_topk(limits: TreeLimits, prior: PolicyPrior) -> int:
+    return min(limits.topk, prior.continuation_for(limits.topk).topk)
 
 
 def typical_context(costs: CostTable) -> int:

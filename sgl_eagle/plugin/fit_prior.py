@@ -20,8 +20,10 @@ from sgl_eagle_harness.trace_store import read_dense_trace
 from sgl_eagle_harness.types import TreeLimits
 
 TOPKS = (2, 4, 8)
-CALIBRATED_DEPTHS = 3
-"""Deeper levels, with too few nodes in a short recording, use the last curve."""
+CALIBRATED_DEPTHS = 5
+"""Levels of a server whose flags are left out; deeper ones use the last curve. That of a third
+level would make less of deeper ones than they are: deep in a tree, confident paths have proved
+right so far."""
 NUM_DIGITS = 4
 """Of the stored probabilities: more would pretend a precision that the fit does not have."""
 
