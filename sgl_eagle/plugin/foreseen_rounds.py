@@ -10,40 +10,10 @@ from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
-from sgl_eagle_harness.policies.confidence_order import confidence_order
-from sgl_eagle_harness.policies.planned import PlannedPolicy
-from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.types import TreeLimits
 
 MAILS_KEPT = 3
 """Rounds whose mail may be asked for: under overlap scheduling, that of the round before is."""
-
-
-def decides_nothing(policy: SpecPolicy) -> bool:
-    """Whether the host can launch a whole round without asking a policy.
-
-    Args:
-        policy: Any policy.
-
-    Returns:
-        True if its draft steps and verified nodes follow from confidences alone.
-    """
-    order, limits = confidence_order(policy), policy.limits
-    if order is None or limits is None or order.num_draft_tokens is None:
-        return False
-    return order.num_certain_steps == limits.num_steps - 1
-
-
-def may_decide_nothing(policy: SpecPolicy) -> bool:
-    """Whether there can be such rounds.
-
-    Args:
-        policy: Any policy.
-
-    Returns:
-        True also for policies that settle each round before it starts.
-    """
-    return decides_nothing(policy) or isinstance(policy, PlannedPolicy)
 
 
 class ForeseenRounds:

@@ -17,8 +17,6 @@ from sgl_eagle.plugin.finished_step import DraftedTrees
 from sgl_eagle.plugin.foreseen_rounds import (
     MAILS_KEPT,
     ForeseenRounds,
-    decides_nothing,
-    may_decide_nothing,
 )
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.observer import StepObserver
@@ -37,6 +35,7 @@ from sgl_eagle.plugin.verify_input import (
 from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import confidence_order
+from sgl_eagle_harness.policies.open_decisions import decides_nothing, may_decide_nothing
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.types import NO_NODE, TreeLimits
 

@@ -11,18 +11,26 @@ from sgl_eagle_harness.calibration import IdentityMap
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
 from sgl_eagle_harness.policies.online_price import OnlinePricePolicy
-from sgl_eagle_harness.policies.open_decisions import OpenDecisions, open_decisions
+from sgl_eagle_harness.policies.open_decisions import (
+    OpenDecisions,
+    decides_nothing,
+    may_decide_nothing,
+    open_decisions,
+)
+from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.price import PriceRules
 from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticPolicy
 from sgl_eagle_harness.types import TreeLimits
 
 ALL = OpenDecisions(num_certain_steps=0, chooses_tree=True)
+EAGLE2 = Eagle2Policy(limits=TreeLimits(num_steps=5, topk=4, num_draft_tokens=8))
+BY_RANK = StaticPolicy(name="eagle1", paths=EAGLE1_PATHS)
 
 
 @pytest.mark.parametrize(
     ("policy", "num_steps"),
     [
-        (Eagle2Policy(limits=TreeLimits(num_steps=5, topk=4, num_draft_tokens=8)), 5),
+        (EAGLE2, 5),
         (StaticPolicy.chain(3), 3),
         (make_plan(), 3),
         (OnlinePlanPolicy(make_plan(), IdentityMap(), batch_edges=(1,)), 3),
@@ -52,4 +60,21 @@ def test_it_may_depend_on_the_batch():
 
 
 def test_shapes_that_go_by_rank_promise_nothing():
-    assert open_decisions(StaticPolicy(name="eagle1", paths=EAGLE1_PATHS)) == ALL
+    assert open_decisions(BY_RANK) == ALL
+
+
+@pytest.mark.parametrize(
+    ("policy", "every_round", "some_rounds"),
+    [
+        (EAGLE2, True, True),
+        (StaticPolicy.chain(3), True, True),
+        (make_plan(), False, True),  # it decides before a round
+        (BY_RANK, False, False),
+        (make_policy(), False, False),
+        (PlainPolicy(), False, False),  # it has no rounds that draft
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_rounds_that_nobody_is_asked_in(policy, every_round, some_rounds):
+    assert decides_nothing(policy) == every_round
+    assert may_decide_nothing(policy) == some_rounds

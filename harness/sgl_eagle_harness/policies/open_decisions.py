@@ -43,3 +43,31 @@ def open_decisions(policy: SpecPolicy, batch_size: int | None = None) -> OpenDec
     return OpenDecisions(
         num_certain_steps=order.num_certain_steps, chooses_tree=order.num_draft_tokens is None
     )
+
+
+def decides_nothing(policy: SpecPolicy) -> bool:
+    """Whether an engine can launch a whole round without asking a policy.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True if its draft steps and verified nodes follow from confidences alone.
+    """
+    limits = policy.limits
+    if limits is None or isinstance(policy, PlannedPolicy):
+        return False
+    nothing = OpenDecisions(num_certain_steps=limits.num_steps - 1, chooses_tree=False)
+    return open_decisions(policy) == nothing
+
+
+def may_decide_nothing(policy: SpecPolicy) -> bool:
+    """Whether there can be such rounds.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True also for policies that settle each round before it starts.
+    """
+    return decides_nothing(policy) or isinstance(policy, PlannedPolicy)

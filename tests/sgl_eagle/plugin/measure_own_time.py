@@ -21,7 +21,7 @@ from fake_server import FakeServer, measure
 from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import builtin_plan, builtin_sizes, load_prior
 from sgl_eagle.plugin.draft_backlog import DraftBacklog
-from sgl_eagle.plugin.foreseen_rounds import LateTrees, decides_nothing
+from sgl_eagle.plugin.foreseen_rounds import LateTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
@@ -32,6 +32,7 @@ from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
+from sgl_eagle_harness.policies.open_decisions import decides_nothing
 from sgl_eagle_harness.round_shape import RoundShape
 from sgl_eagle_harness.types import TreeLimits
 

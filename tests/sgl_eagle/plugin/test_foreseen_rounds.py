@@ -2,9 +2,7 @@
 
 import io
 import itertools
-import sys
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ from sgl_eagle.plugin.finished_step import DraftedTrees, FinishedStep
 from sgl_eagle.plugin.foreseen_rounds import (
     MAILS_KEPT,
     ForeseenRounds,
-    decides_nothing,
-    may_decide_nothing,
 )
 from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
 from sgl_eagle.plugin.node_learner import NodeLearner
@@ -26,12 +22,8 @@ from sgl_eagle.plugin.trace_frames import frame, read_message
 from sgl_eagle.plugin.trace_messages import UnsentStep
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
-from sgl_eagle_harness.policies.plain import PlainPolicy
-from sgl_eagle_harness.policies.static import EAGLE1_PATHS, StaticPolicy
+from sgl_eagle_harness.policies.static import StaticPolicy
 from sgl_eagle_harness.types import BatchContext, TreeLimits
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
-from plan_maker import make_plan
 
 pytestmark = pytest.mark.reference
 
@@ -259,14 +251,3 @@ def finished(requests, drafted):
         result=make_result([[1]] * len(requests)),
         elapsed_us=None,
     )
-
-
-def test_only_policies_without_a_decision_are_foreseen():
-    assert decides_nothing(eagle2(4, 3, 7))
-    assert decides_nothing(StaticPolicy.chain(3))
-    assert not decides_nothing(StaticPolicy(name="eagle1", paths=EAGLE1_PATHS))
-    assert not decides_nothing(PlainPolicy())
-    plan = make_plan()
-    assert not decides_nothing(plan)
-    assert may_decide_nothing(plan)
-    assert not may_decide_nothing(PlainPolicy())
