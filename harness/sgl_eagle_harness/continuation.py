@@ -33,8 +33,9 @@ class ContinuationModel(Record):
         prob_edges: [E] rising edges between the bins of the parent's probability.
         ratios: [D][E + 1][K] expected a(child of rank r) / a(parent); the first index is the
             parent's depth, the root having depth 0; deeper parents use the last.
-        ranked_probs: [D][J] mean of the j-th highest probability among all nodes of depth at most
-            1, 2, ..., over the positions fitted on; falling along J. Empty if not fitted.
+        ranked_probs: [D][J] share of the positions fitted on at which the target accepted the node
+            of the j-th highest probability among all nodes of depth at most 1, 2, ... Empty if not
+            fitted.
     """
 
     prob_edges: tuple[float, ...]
@@ -136,9 +137,11 @@ def fit_continuation(
 def _rank_means(
     trace: DenseTrace, sample: NodeSample, probs: FloatArray, limits: TreeLimits
 ) -> tuple[tuple[float, ...], ...]:
-    """Mean of the j-th highest probability of a position, for each number of draft levels.
+    """How often the j-th most probable node of a position was accepted, for each number of levels.
 
-    The last positions of a text, where deep nodes have no outcome, are left out if others remain.
+    Not the mean of its probability: that takes all nodes of one confidence for equals, although the
+    best of a tree are accepted a little more often than others that are as confident. The last
+    positions of a text, where deep nodes have no outcome, are left out if others remain.
 
     Args:
         trace: P positions.
@@ -155,12 +158,12 @@ def _rank_means(
     means = []
     for depth in range(1, limits.num_steps + 1):
         inside = whole[sample.rows] & (sample.depths <= depth)
-        rows, values = sample.rows[inside], probs[inside]
+        rows, values, accepted = sample.rows[inside], probs[inside], sample.accepted[inside]
         order = np.lexsort((-values, rows))
         starts = np.searchsorted(rows, rows)  # first node of the same row; rows ascend
         ranks = np.arange(len(rows)) - starts
         kept = ranks < MAX_RANKED
-        sums = np.bincount(ranks[kept], values[order][kept])
+        sums = np.bincount(ranks[kept], accepted[order][kept])
         means.append(tuple((sums / whole.sum()).tolist()))
     return tuple(means)
 

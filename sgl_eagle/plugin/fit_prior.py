@@ -21,9 +21,9 @@ from sgl_eagle_harness.types import TreeLimits
 
 TOPKS = (2, 4, 8)
 CALIBRATED_DEPTHS = 5
-"""Levels of a server whose flags are left out; deeper ones use the last curve. That of a third
-level would make less of deeper ones than they are: deep in a tree, confident paths have proved
-right so far."""
+"""Levels of a server whose flags are left out; deeper ones use the last curve. With the third for
+the fourth and fifth, drafts of these are expected too seldom: a path that is as confident after
+more levels is accepted more often."""
 NUM_DIGITS = 4
 """Of the stored probabilities: more would pretend a precision that the fit does not have."""
 
