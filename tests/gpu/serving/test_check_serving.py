@@ -80,7 +80,7 @@ def test_an_engine_that_fails_leaves_the_others_their_results(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("instant")
-def test_nothing_is_timed_once_output_differs(tmp_path, monkeypatch, capsys):
+def test_an_engine_whose_output_differs_is_not_timed(tmp_path, monkeypatch, capsys):
     class OtherText(PromptEngine):
         def complete(self, prompts, *, sampling, logprobs=False, **more):
             answer = super().complete(prompts, sampling=sampling, logprobs=logprobs, **more)
@@ -93,11 +93,15 @@ def test_nothing_is_timed_once_output_differs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(check_serving, "EngineHandle", OtherText)
     words = ["--target", "T", "--draft", "D", "--out", str(tmp_path), "--device", "cpu"]
     words += ["--num-equal", "6", "--batches", "1", "4", "--concurrencies", "4"]
-    words += ["--engines", "sglang", "sgl-eagle2", "sgl-chain"]
+    words += ["--num-samples", "0", "--engines", "sglang", "sgl-eagle2", "sgl-chain"]
     assert check_serving.main(words) == check_serving.OUTPUT_DIFFERS
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {row["batch"] for row in results["equality"]} == {4}
-    assert "timing" not in results
+    batches = [(row["engine"], row["batch"]) for row in results["equality"]]
+    assert ("sgl-eagle2", 4) in batches
+    assert ("sgl-eagle2", 1) not in batches
+    assert ("sgl-chain", 1) in batches
+    assert {row["engine"] for row in results["timing"]} == {"sglang", "sgl-chain"}
+    assert results["failures"] == {"sgl-eagle2": "greedy at batch 4: its output differs"}
     assert "OUTPUT DIFFERS, nothing more is asked: sgl-eagle2" in capsys.readouterr().out
 
 
