@@ -78,9 +78,8 @@ def shape_us(
     topk: int,
     batch_size: int,
     context_len: float,
-    asks: bool = False,
 ) -> FloatArray:
-    """Time of a round of each shape.
+    """Time of a round of each shape; only an engine that does not draft ahead is asked in it.
 
     Args:
         costs: Measured latencies.
@@ -88,8 +87,6 @@ def shape_us(
         topk: Nodes expanded in one step.
         batch_size: Requests decoded together.
         context_len: Tokens before the roots.
-        asks: Whether a policy is asked after each level nevertheless, as one that may stop is.
-            An engine that does not draft ahead asks in any case.
 
     Returns:
         [J] float64 microseconds of the whole batch.
@@ -99,7 +96,7 @@ def shape_us(
     """
     depths = np.array([shape.num_steps for shape in shapes])
     sizes = np.array([shape.num_draft_tokens for shape in shapes])
-    waits = asks or not costs.drafts_ahead
+    waits = not costs.drafts_ahead
     level_us = (costs.draft_level_us if waits else costs.draft_step_us)(
         batch_size, topk, context_len
     )
@@ -108,8 +105,6 @@ def shape_us(
     )
     if waits:
         drafting_us = drafting_us + costs.verify_select_us
-    if asks:
-        drafting_us = drafting_us + float(costs.stop_us(batch_size, context_len))
     verify_us = costs.verify_us(batch_size, sizes, context_len)
     return np.asarray(verify_us + np.where(depths > 0, drafting_us, 0.0))
 

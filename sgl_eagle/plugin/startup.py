@@ -11,6 +11,7 @@ from typing import Any
 
 from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import (
+    LEAST_ASKING_GAIN,
     UnmeasuredPolicy,
     choose_builtin,
     load_prior,
@@ -73,10 +74,11 @@ def settle_policy(
     topk, context_len = chosen.policy.limits.topk, chosen.context_len
     logger.info(
         "SGL_EAGLE serves policy %s at its own costs: with one request, asking after every draft "
-        "step (%.0f us; the step %.0f us, a stop %.0f us) would gain %+.1f %% over a plan",
+        "step (%.0f us; the step %.0f us, a stop %.0f us) would gain %+.1f %% over a plan; it is "
+        "asked from %.0f %% on",
         *(chosen.policy.name, table.decide_us),
         *(float(table.draft_step_us(1, topk, context_len)), float(table.stop_us(1, context_len))),
-        100 * chosen.asking_gain,
+        *(100 * chosen.asking_gain, 100 * LEAST_ASKING_GAIN),
     )
     return chosen.policy
 

@@ -175,7 +175,10 @@ def test_asking_pays_where_decisions_are_cheap_against_a_round():
     # A round of 3, 8 takes 1435 us. Asked at no cost, it still waits for the step that runs when it
     # stops, 100 + 5 * 32 us at full width: 1.04 * 1435 / 1695 - 1 = -12 %.
     assert gain(0.0) == pytest.approx((1 + ADAPTIVE_GAIN) * 1435 / 1695 - 1)
-    assert gain(500.0) < gain(300.0) < gain(0.0) < 0
+    # No decision hides behind a step: two levels wait for one each, and so does the stop, which
+    # then waits for 160 us more of the step that runs in vain.
+    assert gain(100.0) == pytest.approx((1 + ADAPTIVE_GAIN) * 1435 / (1695 + 2 * 100) - 1)
+    assert gain(500.0) < gain(300.0) < gain(100.0) < 0
     slow = replace(
         make_table(target=(10_000.0, 10.0), decide_us=50.0, batches=(1, 64)), drafts_ahead=True
     )

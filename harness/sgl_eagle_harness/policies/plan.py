@@ -7,7 +7,7 @@ EAGLE-2's, which needs no decision, so that an engine can draft and lay it out w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -269,8 +269,8 @@ class PlanPolicy:
 def asking_gain(plan: PlanPolicy, *, batch_size: int, context_len: float) -> float:
     """What a policy that is asked after every level would gain over a plan.
 
-    It is charged what the cost table says of decisions and of stopping; what it brings is taken
-    from elsewhere, `ADAPTIVE_GAIN`.
+    It is charged what the cost table says of decisions and of stopping, no decision hidden behind
+    a draft step; what it brings is taken from elsewhere, `ADAPTIVE_GAIN`.
 
     Args:
         plan: The plan.
@@ -283,20 +283,16 @@ def asking_gain(plan: PlanPolicy, *, batch_size: int, context_len: float) -> flo
     Raises:
         CostTableRangeError: If the cost table does not reach the batch or the context.
     """
-    planned = plan.shape_tok_per_us(batch_size, context_len).max()
+    planned = plan.shape_tok_per_us(batch_size, context_len)
+    us, context_len = plan.shape_us(batch_size, context_len), plan.planned_context(context_len)
+    waiting = replace(plan.costs, drafts_ahead=False)
     asked_us = shape_us(
-        plan.costs,
-        plan.shapes,
-        topk=plan.topk,
-        batch_size=batch_size,
-        context_len=plan.planned_context(context_len),
-        asks=True,
+        waiting, plan.shapes, topk=plan.topk, batch_size=batch_size, context_len=context_len
     )
-    asked = plan.shape_tok_per_us(batch_size, context_len) * (
-        plan.shape_us(batch_size, context_len) / asked_us
-    )
-    asked[1:] *= 1 + ADAPTIVE_GAIN  # the first is the plain round
-    return float(asked.max() / planned - 1)
+    asked_us[1:] += plan.costs.stop_us(batch_size, context_len)  # the first is the plain round
+    asked = planned * us / asked_us
+    asked[1:] *= 1 + ADAPTIVE_GAIN
+    return float(asked.max() / planned.max() - 1)
 
 
 class PlanSpec(Record):

@@ -7,6 +7,7 @@ import pytest
 from fake_server import FakeServer, measure
 
 from sgl_eagle.plugin.builtin_policy import (
+    LEAST_ASKING_GAIN,
     UnmeasuredPolicy,
     builtin_plan,
     builtin_sizes,
@@ -70,13 +71,23 @@ def test_decisions_that_take_as_long_as_drafts_leave_a_plan(costs):
     assert policy.verify_sizes == builtin_sizes(LIMITS)
 
 
+def test_a_gain_that_a_busy_host_would_eat_leaves_a_plan(costs):
+    # Decisions of 2 % of a round each bring 4 %.
+    target = replace(costs.target, us=costs.target.us + 1e6)
+    costs = replace(costs, target=target, decide_us=4e3)
+    choice = choose_builtin(LIMITS, costs, load_prior(), largest_batch=8)
+    assert 0 < choice.asking_gain < LEAST_ASKING_GAIN
+    assert choice.policy.name == "online-plan-5-4-12"
+
+
 def test_it_starts_at_the_price_of_its_costs_and_adapts_to_the_batch(costs):
     # A slow target: a draft step that ran in vain does not matter.
     slow = replace(costs.target, us=costs.target.us + 1e6)
     costs = replace(costs, target=slow)
     choice = choose_builtin(LIMITS, costs, load_prior(), largest_batch=8)
     plan = builtin_plan(LIMITS, costs, load_prior())
-    assert 0 < choice.asking_gain == asking_gain(plan, batch_size=1, context_len=choice.context_len)
+    gain = asking_gain(plan, batch_size=1, context_len=choice.context_len)
+    assert LEAST_ASKING_GAIN < choice.asking_gain == gain
     policy = choice.policy
     assert policy.name == "online-price-5-4-12"
     assert policy.limits == LIMITS
