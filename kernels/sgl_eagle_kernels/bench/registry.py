@@ -82,5 +82,6 @@ def _factored_cases(num_tokens: int, hidden: int, num_rows: int, rank: int) -> I
     yield low_rank_case(*size)
     yield two_stage_case(*size, local)
     yield two_stage_case(*size, LocalTop(tile_size=tile_size, per_tile=1, shuffle_seed=None))
+    yield two_stage_case(*size, LocalTop(tile_size=2 * tile_size, per_tile=2))
     yield two_stage_case(*size, local, quantize=True)
     yield two_stage_case(*size, GlobalTop(num_candidates=CANDIDATES))

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_eagle_kernels.launch import launch_options
-from sgl_eagle_kernels.lm_head._triton.lanes import close_tile, see_nothing, see_part
+from sgl_eagle_kernels.lm_head._triton.lanes import find_best, see_nothing, see_part, sum_rest
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs, log_mass
 from sgl_eagle_kernels.lm_head._triton.tiles import (
     MIN_DOT,
@@ -87,7 +87,8 @@ def best_of_tile_kernel(
             scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
             if part == parts - 1:
                 places = best_part * BLOCK_V + lane[None, :]
-                value, place, mass = close_tile(best, places, second, rest, 1)
+                value, place = find_best(best, places, 1)
+                mass = sum_rest(best, places, place, second, rest, 1)
                 tl.store(mass_ptr + rows64 * num_tiles + tile, mass, mask=row_mask)
                 real = value > float("-inf")
                 token = tile * TILE + place

@@ -25,6 +25,7 @@ from sgl_eagle_kernels.lm_head.head import HeadTopk
 
 MOST_COUNTED_ROWS = 8
 """Rows up to which counting is quicker: it compares all pairs, and many rows add up."""
+PLACES_WARPS = 4
 MOST_COMPARED = 8192  # pairs of candidates that one program compares
 
 
@@ -65,13 +66,13 @@ def places_kernel(
     own_logits = tl.load(logits_ptr + at + own, mask=is_own, other=float("-inf"))
     mass = tl.load(mass_ptr + row * num_masses + part, mask=part < num_masses, other=float("-inf"))
     own_keys = _place_key(own_logits, own_ids, own)
-    comes_before = _place_key(logits, ids, lane)[None, :] > own_keys[:, None]
-    place = tl.sum(comes_before.to(tl.int32), axis=1)
-    dropped = log_mass(mass, 0)
     if HAS_SCORES:
         scores = tl.load(scores_ptr + at + lane, mask=listed, other=float("-inf"))
-        dropped += missing_log_mass(logits, scores)
-    normalizer = add_log_masses(log_mass(logits, 0), dropped)
+    else:
+        scores = logits
+    normalizer = _normalizer(logits, scores, mass, HAS_SCORES)
+    comes_before = _place_key(logits, ids, lane)[None, :] > own_keys[:, None]
+    place = tl.sum(comes_before.to(tl.int32), axis=1)
     finite = (normalizer - normalizer) == 0.0
     if tl.program_id(0) == 0:
         tl.store(normalizer_ptr + row, normalizer)
@@ -82,6 +83,34 @@ def places_kernel(
     tl.store(log_probs_ptr + row * TOPK + place, log_prob, mask=kept)
     token = tl.where(finite, id_of(own_keys), place.to(tl.int64))
     tl.store(top_ids_ptr + row * TOPK + place, token, mask=kept)
+
+
+@triton.jit
+def _normalizer(logits, scores, mass, HAS_SCORES: tl.constexpr):
+    # What `log_mass` and `missing_log_mass` say, of all at once: each reduction takes several trips
+    # between warps.
+    number = tl.where(logits == logits, logits, float("-inf"))
+    mass_number = tl.where(mass == mass, mass, float("-inf"))
+    highest, mass_highest = tl.split(tl.max(tl.join(number, mass_number), axis=0))
+    known = (logits > float("-inf")) & (scores > float("-inf"))
+    residual = tl.where(known, logits - scores, 0.0)
+    count, total = tl.split(tl.sum(tl.join(known.to(tl.float32), residual), axis=0))
+    count = tl.maximum(count, 1.0)
+    spread = tl.where(known, residual - total / count, 0.0)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    mass_shift = tl.where(mass_highest == float("-inf"), 0.0, mass_highest)
+    masses = tl.join(tl.exp(logits - shift), tl.exp(mass - mass_shift))
+    sums = tl.sum(tl.join(masses, tl.join(spread * spread, spread)), axis=0)
+    mass_sums, spread_sums = tl.split(sums)
+    exact, dropped = tl.split(mass_sums)
+    square, _ = tl.split(spread_sums)
+    # The interpreter warns of the logarithm of zero.
+    exact_log = shift + tl.log(tl.where(exact == 0.0, 1.0, exact))
+    dropped_log = mass_shift + tl.log(tl.where(dropped == 0.0, 1.0, dropped))
+    dropped_log = tl.where(dropped == 0.0, float("-inf"), dropped_log)
+    if HAS_SCORES:
+        dropped_log += total / count + 0.5 * square / count
+    return add_log_masses(tl.where(exact == 0.0, float("-inf"), exact_log), dropped_log)
 
 
 @triton.jit
@@ -166,8 +195,11 @@ def rank_candidates(
     )
     block_c = triton.next_power_of_2(count)
     block_t = triton.next_power_of_2(mass.shape[1])
+    counts = num_rows <= MOST_COUNTED_ROWS
+    if counts:
+        block_c = block_t = max(block_c, block_t)
     arguments = (candidates, logits, scores, mass, *result, count, mass.shape[1])
-    if num_rows <= MOST_COUNTED_ROWS:
+    if counts:
         block_i = min(block_c, max(1, MOST_COMPARED // block_c))
         places_kernel[triton.cdiv(count, block_i), num_rows](
             *arguments,
@@ -176,7 +208,7 @@ def rank_candidates(
             BLOCK_C=block_c,
             BLOCK_T=block_t,
             BLOCK_I=block_i,
-            num_warps=4,
+            num_warps=PLACES_WARPS,
             **launch_options(device),
         )
         return result

@@ -23,7 +23,7 @@ from sgl_eagle_kernels.launch import (
     launch_options,
     shared_memory_bytes,
 )
-from sgl_eagle_kernels.lm_head._triton.lanes import close_tile, see_nothing, see_part
+from sgl_eagle_kernels.lm_head._triton.lanes import find_best, see_nothing, see_part, sum_rest
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.tiles import load_inputs
@@ -37,28 +37,10 @@ PROGRAMS = 2  # on a multiprocessor: one streams while the other ranks a tile
 NUM_WARPS = 4
 MOST_GATHERED = 8  # tiles of one program
 GATHERED_ELEMENTS = 16384  # of the full head, that one program has under way
+EARLY, HINTS_ROWS = True, True
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
 """Memory on chip without which `local.py` is used: the parts of both programs fill it."""
-
-
-@triton.jit
-def _finish_tile(memory_best, memory_part, memory_second, memory_rest, lane, first_token):
-    # Of each row: its best token by its place in the vocabulary, -1 for none, that token's score,
-    # and the log mass of the rest.
-    places = memory_part * lane.shape[0] + lane[:, None]
-    value, place, mass = close_tile(memory_best, places, memory_second, memory_rest, 0)
-    return tl.where(value > float("-inf"), first_token + place, -1), value, mass
-
-
-@triton.jit
-def _store_tokens(places, ids_ptr, at, mask, HAS_IDS: tl.constexpr):
-    # Tokens at places of a vocabulary that may be shuffled; -1 stays.
-    tokens = places.to(tl.int64)
-    if HAS_IDS:
-        tokens = tl.load(ids_ptr + tokens, mask=mask & (places >= 0), other=-1)
-    tl.store(at, tokens, mask=mask)
-    return tokens
 
 
 @triton.jit
@@ -73,7 +55,7 @@ def _exact_logits(
     # Products of one input with some rows of the full head; minus infinity for those of -1.
     real = tokens >= 0
     # 64-bit: a large head has more than 2^31 elements.
-    weights = weight_ptr + tl.where(real, tokens, 0)[:, None] * stride_weight_row
+    weights = weight_ptr + tl.where(real, tokens, 0).to(tl.int64)[:, None] * stride_weight_row
     total = tl.zeros(tokens.shape, tl.float32)
     for start in tl.static_range(0, HIDDEN, BLOCK_H):
         h = start + tl.arange(0, BLOCK_H)
@@ -100,6 +82,9 @@ def stream_tiles_kernel(
     num_tiles,
     stride_x_row,
     stride_weight_row,
+    weight_size,
+    EARLY: tl.constexpr,
+    HINTS_ROWS: tl.constexpr,
     HAS_IDS: tl.constexpr,
     GATHERS: tl.constexpr,
     TILE: tl.constexpr,
@@ -124,43 +109,54 @@ def stream_tiles_kernel(
     k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
-    await_inputs(OVERLAP)
-    # Without steps over the rank it is loaded once.
-    whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
+    whole_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    if k_steps > 1 or not EARLY:
+        await_inputs(OVERLAP)
+        # Without steps over the rank it is loaded once.
+        whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
     scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_T,), -1, tl.int32)
-    best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
+    best, best_token, second, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
         turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
         tile = walker + turn * num_walkers
-        if HAS_IDS and step % tile_steps == 0:
-            prefetch(ids_ptr, tile * TILE, TILE, num_tokens, HINTS, OVERLAP)
+        place = part * BLOCK_V + lane
+        inside = (place < TILE) & (tile * TILE + place < num_tokens)
+        tokens = tile * TILE + place
+        if HAS_IDS:
+            tokens = tl.load(ids_ptr + tokens, mask=inside, other=-1).to(tl.int32)
+        if k_steps == 1 and EARLY:
+            if step == 0:
+                await_inputs(OVERLAP)
+                whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
         up = up_desc.load([tile * TILE + part * BLOCK_V, k])
         x = whole_x
         if k_steps > 1:
             x = load_inputs(x_ptr, rows, k + whole_k, num_rows, stride_x_row, RANK)
         scores = tl.dot(up, tl.trans(x), acc=scores)
         if step % k_steps == k_steps - 1:
-            place = part * BLOCK_V + lane
-            inside = (place < TILE) & (tile * TILE + place < num_tokens)
-            best, best_part, second, rest = see_part(
-                scores, inside[:, None], part, best, best_part, second, rest
+            best, best_token, second, rest = see_part(
+                scores, inside[:, None], tokens[:, None], best, best_token, second, rest
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
         if step % tile_steps == tile_steps - 1:
-            found, value, mass = _finish_tile(best, best_part, second, rest, lane, tile * TILE)
-            best, best_part, second, rest = see_nothing(BLOCK_V, BLOCK_N)
-            at = rows.to(tl.int64) * num_tiles + tile
-            tl.store(scores_ptr + at, value, mask=rows < num_rows)
-            tl.store(mass_ptr + at, mass, mask=rows < num_rows)
+            value, token = find_best(best, best_token, 0)
+            mask, at = rows < num_rows, rows.to(tl.int64) * num_tiles + tile
+            found = tl.where(value > float("-inf"), token, -1)
             if GATHERS:
-                chosen = tl.where(slot == turn, tl.sum(found * (rows == 0), axis=0), chosen)
-            else:
-                _store_tokens(found, ids_ptr, candidates_ptr + at, rows < num_rows, HAS_IDS)
+                of_row = tl.sum(found * (rows == 0), axis=0)
+                if HINTS_ROWS:
+                    first = tl.maximum(of_row, 0).to(tl.int64) * stride_weight_row
+                    prefetch(weight_ptr, first, HIDDEN, weight_size, HINTS, OVERLAP)
+                chosen = tl.where(slot == turn, of_row, chosen)
+            tl.store(candidates_ptr + at, found.to(tl.int64), mask=mask)
+            tl.store(scores_ptr + at, value, mask=mask)
+            mass = sum_rest(best, best_token, token, second, rest, 0)
+            tl.store(mass_ptr + at, mass, mask=mask)
+            best, best_token, second, rest = see_nothing(BLOCK_V, BLOCK_N)
     if GATHERS:
         at = walker + slot * num_walkers
-        tokens = _store_tokens(chosen, ids_ptr, candidates_ptr + at, at < num_tiles, HAS_IDS)
         logits = _exact_logits(
-            head_input_ptr, weight_ptr, tokens, stride_weight_row, HIDDEN, BLOCK_H
+            head_input_ptr, weight_ptr, chosen, stride_weight_row, HIDDEN, BLOCK_H
         )
         tl.store(logits_ptr + at, logits, mask=at < num_tiles)
 
@@ -239,6 +235,9 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
         TensorDescriptor.from_tensor(head.up, [BLOCK_TOKENS, block_k]),
         x, head.ids, head_input, head.weight, *found,
         num_rows, head.num_tokens, num_tiles, x.stride(0), head.weight.stride(0),
+        head.weight.shape[0] * head.weight.stride(0),
+        EARLY=EARLY,
+        HINTS_ROWS=HINTS_ROWS,
         HAS_IDS=head.ids is not None,
         GATHERS=gathers,
         TILE=tile,
