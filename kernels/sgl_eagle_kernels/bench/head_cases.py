@@ -26,6 +26,7 @@ from sgl_eagle_kernels.lm_head import reference as head_reference
 TOPK = 8
 HALF_BYTES = 2
 SCALE_BYTES = 4
+MOST_STREAMED = 2  # tokens of a tile
 CANDIDATES = 512
 """C of the two-stage routes, as nearly as tiles of powers of two allow."""
 CLUSTER_SIZE, NUM_CLUSTERS = 128, 8
@@ -248,7 +249,8 @@ def _count_launches(shortlist: Shortlist, num_rows: int, *, quantize: bool) -> i
     # As a test counts them on a GPU that copies tensors.
     if isinstance(shortlist, GlobalTop):
         return 5
-    return 3 if num_rows == 1 and not quantize else 4
+    streams = shortlist.per_tile <= MOST_STREAMED and not quantize
+    return 3 if num_rows == 1 and streams else 4
 
 
 def _describe(shortlist: Shortlist) -> str:

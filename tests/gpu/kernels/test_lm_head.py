@@ -27,6 +27,7 @@ pytestmark = [
 SHORTLISTS = [
     GlobalTop(num_candidates=512),
     LocalTop(tile_size=256, per_tile=1),
+    LocalTop(tile_size=256, per_tile=2),
     LocalTop(tile_size=200, per_tile=3, shuffle_seed=None),
 ]
 
@@ -167,7 +168,14 @@ def test_a_captured_call_neither_allocates_nor_synchronises(call, shortlist):
 
 
 @pytest.mark.parametrize(
-    ("shortlist", "num_rows"), [(SHORTLISTS[0], 1), (SHORTLISTS[1], 1), (SHORTLISTS[1], 4)]
+    ("shortlist", "num_rows"),
+    [
+        (SHORTLISTS[0], 1),
+        (SHORTLISTS[1], 1),
+        (SHORTLISTS[1], 4),
+        (SHORTLISTS[2], 1),
+        (SHORTLISTS[3], 1),
+    ],
 )
 def test_as_many_kernels_run_as_the_benchmark_says(shortlist, num_rows):
     head = make_head(shortlist, 32001, 264, 64, torch.bfloat16)

@@ -250,6 +250,8 @@ STREAMED = [
     LocalTop(tile_size=64, per_tile=1, shuffle_seed=1),
     LocalTop(tile_size=100, per_tile=1, shuffle_seed=2),
     LocalTop(tile_size=300, per_tile=1, shuffle_seed=None),
+    LocalTop(tile_size=100, per_tile=2, shuffle_seed=2),
+    LocalTop(tile_size=67, per_tile=2, shuffle_seed=None),
 ]
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgl_eagle_kernels.launch import launch_options
-from sgl_eagle_kernels.lm_head._triton.lanes import find_best, see_nothing, see_part, sum_rest
+from sgl_eagle_kernels.lm_head._triton.lanes import see_nothing, see_part, sum_rest, take_best
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs, log_mass
 from sgl_eagle_kernels.lm_head._triton.tiles import (
     MIN_DOT,
@@ -66,7 +66,7 @@ def best_of_tile_kernel(
     # Without steps over the rank it is loaded once.
     whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
     scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
-    best, best_part, second, rest = see_nothing(BLOCK_N, BLOCK_V)
+    best, best_place, second, second_place, beyond, rest = see_nothing(BLOCK_N, BLOCK_V)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * (parts * k_steps)):
         tile = walker + step // (parts * k_steps) * num_walkers
         part = step // k_steps % parts
@@ -81,14 +81,24 @@ def best_of_tile_kernel(
         if step % k_steps == k_steps - 1:
             if HAS_SCALE:
                 scores *= tl.load(scale_ptr + tokens, mask=inside, other=0.0)[None, :]
-            best, best_part, second, rest = see_part(
-                scores, inside[None, :], part, best, best_part, second, rest
+            best, best_place, second, second_place, beyond, rest = see_part(
+                scores,
+                inside[None, :],
+                (part * BLOCK_V + lane)[None, :],
+                best,
+                best_place,
+                second,
+                second_place,
+                beyond,
+                rest,
+                1,
             )
             scores = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
             if part == parts - 1:
-                places = best_part * BLOCK_V + lane[None, :]
-                value, place = find_best(best, places, 1)
-                mass = sum_rest(best, places, place, second, rest, 1)
+                value, place, best, best_place, second = take_best(
+                    best, best_place, second, second_place, 1, 1
+                )
+                mass = sum_rest(best, second, beyond, rest, 1)
                 tl.store(mass_ptr + rows64 * num_tiles + tile, mass, mask=row_mask)
                 real = value > float("-inf")
                 token = tile * TILE + place
@@ -97,7 +107,7 @@ def best_of_tile_kernel(
                 token = tl.where(real, token, -1).to(tl.int64)
                 tl.store(candidates_ptr + rows64 * num_tiles + tile, token, mask=row_mask)
                 tl.store(chosen_ptr + rows64 * num_tiles + tile, value, mask=row_mask)
-                best, best_part, second, rest = see_nothing(BLOCK_N, BLOCK_V)
+                best, best_place, _, _, beyond, rest = see_nothing(BLOCK_N, BLOCK_V)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])

@@ -11,6 +11,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def admit_next(OVERLAP: tl.constexpr):
+    """Let the next kernel be launched before this one has waited for its own inputs.
+
+    Only for a kernel whose next one touches nothing but weights before it waits: they may be
+    written by any kernel but the one before this, if that does the same.
+    """
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
 def await_inputs(OVERLAP: tl.constexpr):
     """Wait until all writes of earlier kernels are visible, and let the next one be launched.
 

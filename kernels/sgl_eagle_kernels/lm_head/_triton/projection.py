@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sgl_eagle_kernels.launch import launch_options
-from sgl_eagle_kernels.lm_head._triton.order import await_inputs, gdc_launch_dependents
+from sgl_eagle_kernels.lm_head._triton.order import admit_next, await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.stage2 import BLOCK_ELEMENTS, choose_hidden_block
 from sgl_eagle_kernels.lm_head._triton.tiles import PART
@@ -23,8 +23,6 @@ MOST_PROJECTED_ROWS = 8
 HINTED_ELEMENTS = 16384
 """Of `up`, for each program: all together what memory delivers while `down` is read."""
 NUM_WARPS = 4
-FIRST = True
-ELEMENTS = BLOCK_ELEMENTS
 
 
 @triton.jit(do_not_specialize=["num_up"])
@@ -41,14 +39,12 @@ def project_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    FIRST: tl.constexpr,
     HINTED: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Products of one row's input with some rows of `down`; one program a row hints at `up`."""
-    if OVERLAP and FIRST:
-        gdc_launch_dependents()
+    admit_next(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_R
     if row == 0:
@@ -89,7 +85,7 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
     tile = head.shortlist.tile_size if isinstance(head.shortlist, LocalTop) else PART
     out = torch.empty(num_rows, rank, dtype=head_input.dtype, device=head_input.device)
     block_h = choose_hidden_block(hidden)
-    block_r = min(16, ELEMENTS // block_h)
+    block_r = min(16, BLOCK_ELEMENTS // block_h)
     project_kernel[triton.cdiv(rank, block_r), num_rows](
         head_input, head.down, head.up, out,
         head.up.numel(), head_input.stride(0), out.stride(0), tile * rank,
@@ -97,7 +93,6 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
         HIDDEN=hidden,
         BLOCK_H=block_h,
         BLOCK_R=block_r,
-        FIRST=FIRST,
         HINTED=HINTED_ELEMENTS,
         HINTS=32 * NUM_WARPS,
         num_warps=NUM_WARPS,

@@ -23,7 +23,13 @@ from sgl_eagle_kernels.launch import (
     launch_options,
     shared_memory_bytes,
 )
-from sgl_eagle_kernels.lm_head._triton.lanes import find_best, see_nothing, see_part, sum_rest
+from sgl_eagle_kernels.lm_head._triton.lanes import (
+    MOST_KEPT,
+    see_nothing,
+    see_part,
+    sum_rest,
+    take_best,
+)
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.tiles import load_inputs
@@ -35,9 +41,8 @@ MOST_RANK_BLOCK = 256  # where whole rows fit, parts of `up` are contiguous
 NUM_STAGES = 4  # one part is multiplied, the others are on their way
 PROGRAMS = 2  # on a multiprocessor: one streams while the other ranks a tile
 NUM_WARPS = 4
-MOST_GATHERED = 8  # tiles of one program
+MOST_GATHERED = 8  # tokens of one program
 GATHERED_ELEMENTS = 16384  # of the full head, that one program has under way
-EARLY, HINTS_ROWS = True, True
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
 """Memory on chip without which `local.py` is used: the parts of both programs fill it."""
@@ -80,95 +85,106 @@ def stream_tiles_kernel(
     num_rows,
     num_tokens,
     num_tiles,
+    num_weights,
     stride_x_row,
     stride_weight_row,
-    weight_size,
-    EARLY: tl.constexpr,
-    HINTS_ROWS: tl.constexpr,
     HAS_IDS: tl.constexpr,
     GATHERS: tl.constexpr,
     TILE: tl.constexpr,
+    PER_TILE: tl.constexpr,
     RANK: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     BLOCK_H: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best token of every tile for each row, and the log mass of the rest of the tile.
+    """The best one or two tokens of every tile for each row, and the log mass of the rest.
 
     With GATHERS, which is for one row, also the exact logits of what the program has chosen in its
-    tiles, BLOCK_T at most; other programs still stream meanwhile.
+    tiles, BLOCK_C at most; other programs still stream meanwhile.
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
-    rows, lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_T)
+    rows, lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_C)
+    is_row, rows64 = rows < num_rows, rows.to(tl.int64)
     whole_k = tl.arange(0, BLOCK_K)
     k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
     whole_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
-    if k_steps > 1 or not EARLY:
+    if k_steps > 1:
         await_inputs(OVERLAP)
-        # Without steps over the rank it is loaded once.
-        whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
-    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_T,), -1, tl.int32)
-    best, best_token, second, rest = see_nothing(BLOCK_V, BLOCK_N)
+    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_C,), -1, tl.int32)
+    best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
         turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
         tile = walker + turn * num_walkers
         place = part * BLOCK_V + lane
-        inside = (place < TILE) & (tile * TILE + place < num_tokens)
         tokens = tile * TILE + place
+        inside = (place < TILE) & (tokens < num_tokens)
         if HAS_IDS:
-            tokens = tl.load(ids_ptr + tokens, mask=inside, other=-1).to(tl.int32)
-        if k_steps == 1 and EARLY:
+            tokens = tl.load(ids_ptr + tokens, mask=inside, other=0).to(tl.int32)
+        if k_steps > 1:
+            x = load_inputs(x_ptr, rows, k + whole_k, num_rows, stride_x_row, RANK)
+        else:
+            # Waited for inside the loop, before which the engine is told of the first parts: they
+            # are on their way while the input is still computed.
             if step == 0:
                 await_inputs(OVERLAP)
                 whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
+            x = whole_x
         up = up_desc.load([tile * TILE + part * BLOCK_V, k])
-        x = whole_x
-        if k_steps > 1:
-            x = load_inputs(x_ptr, rows, k + whole_k, num_rows, stride_x_row, RANK)
         scores = tl.dot(up, tl.trans(x), acc=scores)
         if step % k_steps == k_steps - 1:
-            best, best_token, second, rest = see_part(
-                scores, inside[:, None], tokens[:, None], best, best_token, second, rest
+            best, best_token, second, second_token, beyond, rest = see_part(
+                scores,
+                inside[:, None],
+                tokens[:, None],
+                best,
+                best_token,
+                second,
+                second_token,
+                beyond,
+                rest,
+                PER_TILE,
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
         if step % tile_steps == tile_steps - 1:
-            value, token = find_best(best, best_token, 0)
-            mask, at = rows < num_rows, rows.to(tl.int64) * num_tiles + tile
-            found = tl.where(value > float("-inf"), token, -1)
-            if GATHERS:
-                of_row = tl.sum(found * (rows == 0), axis=0)
-                if HINTS_ROWS:
-                    first = tl.maximum(of_row, 0).to(tl.int64) * stride_weight_row
-                    prefetch(weight_ptr, first, HIDDEN, weight_size, HINTS, OVERLAP)
-                chosen = tl.where(slot == turn, of_row, chosen)
-            tl.store(candidates_ptr + at, found.to(tl.int64), mask=mask)
-            tl.store(scores_ptr + at, value, mask=mask)
-            mass = sum_rest(best, best_token, token, second, rest, 0)
-            tl.store(mass_ptr + at, mass, mask=mask)
-            best, best_token, second, rest = see_nothing(BLOCK_V, BLOCK_N)
+            for pick in tl.static_range(PER_TILE):
+                value, token, best, best_token, second = take_best(
+                    best, best_token, second, second_token, 0, PER_TILE
+                )
+                found = tl.where(value > float("-inf"), token, -1)
+                at = (rows64 * num_tiles + tile) * PER_TILE + pick
+                if GATHERS:
+                    own = tl.sum(found * (rows == 0), axis=0)
+                    first = tl.maximum(own, 0).to(tl.int64) * stride_weight_row
+                    prefetch(weight_ptr, first, HIDDEN, num_weights, HINTS, OVERLAP)
+                    chosen = tl.where(slot == turn * PER_TILE + pick, own, chosen)
+                tl.store(candidates_ptr + at, found.to(tl.int64), mask=is_row)
+                tl.store(scores_ptr + at, value, mask=is_row)
+            mass = sum_rest(best, second, beyond, rest, 0)
+            tl.store(mass_ptr + rows64 * num_tiles + tile, mass, mask=is_row)
+            best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     if GATHERS:
-        at = walker + slot * num_walkers
+        tile = walker + slot // PER_TILE * num_walkers
         logits = _exact_logits(
             head_input_ptr, weight_ptr, chosen, stride_weight_row, HIDDEN, BLOCK_H
         )
-        tl.store(logits_ptr + at, logits, mask=at < num_tiles)
+        tl.store(logits_ptr + tile * PER_TILE + slot % PER_TILE, logits, mask=tile < num_tiles)
 
 
 class StreamedTiles(NamedTuple):
-    """What is found in tiles.
+    """What is found in T tiles.
 
     Attributes:
-        ids: [N, T] int64, -1 for padding.
-        scores: [N, T] float32 low-rank scores of theirs, minus infinity for padding.
+        ids: [N, C] int64, -1 for padding.
+        scores: [N, C] float32 low-rank scores of theirs, minus infinity for padding.
         mass: [N, T] float32 log mass dropped in each tile.
-        logits: [N, T] float32 exact logits, minus infinity for padding; None where stage 2 has to
+        logits: [N, C] float32 exact logits, minus infinity for padding; None where stage 2 has to
             compute them.
     """
 
@@ -186,8 +202,8 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
         head: Weights.
 
     Returns:
-        True for few rows that keep one token of a tile that fits on chip, in half precision, where
-        the engine can address the rows of `up`.
+        True for few rows that keep one or two tokens of a tile, in half precision, where the engine
+        can address the rows of `up`.
     """
     shortlist = head.shortlist
     up = head.up
@@ -195,7 +211,7 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
         copies_tensors(x.device)
         and shared_memory_bytes(x.device) >= LEAST_SHARED_BYTES
         and isinstance(shortlist, LocalTop)
-        and shortlist.per_tile == 1
+        and shortlist.per_tile <= MOST_KEPT
         and shortlist.tile_size > BLOCK_TOKENS // 2
         and len(x) <= MOST_ROWS
         and up.dtype in {torch.bfloat16, torch.float16}
@@ -205,7 +221,7 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
 
 
 def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedTiles:
-    """The best token of every tile, and of one row its exact logit, in one launch.
+    """The best tokens of every tile, and of one row their exact logits, in one launch.
 
     Args:
         x: [N, R] contiguous low-rank inputs, for which `can_stream` holds.
@@ -217,37 +233,37 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
     """
     assert isinstance(head.shortlist, LocalTop)
     num_rows, rank = x.shape
-    tile = head.shortlist.tile_size
+    tile, per_tile = head.shortlist.tile_size, head.shortlist.per_tile
     num_tiles = triton.cdiv(head.num_tokens, tile)
     device = x.device
     walkers = min(num_tiles, PROGRAMS * count_multiprocessors(device))
-    block_t = int(triton.next_power_of_2(triton.cdiv(num_tiles, walkers)))
-    gathers = num_rows == 1 and block_t <= MOST_GATHERED
+    block_c = int(triton.next_power_of_2(triton.cdiv(num_tiles, walkers) * per_tile))
+    gathers = num_rows == 1 and block_c <= MOST_GATHERED
+    count = num_tiles * per_tile
     found = StreamedTiles(
-        ids=torch.empty(num_rows, num_tiles, dtype=torch.int64, device=device),
-        scores=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
+        ids=torch.empty(num_rows, count, dtype=torch.int64, device=device),
+        scores=torch.empty(num_rows, count, dtype=torch.float32, device=device),
         mass=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
-        logits=torch.empty(1, num_tiles, dtype=torch.float32, device=device) if gathers else None,
+        logits=torch.empty(1, count, dtype=torch.float32, device=device) if gathers else None,
     )
     block_k = min(max(16, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK)
     hidden = head.weight.shape[1]
     stream_tiles_kernel[walkers,](
         TensorDescriptor.from_tensor(head.up, [BLOCK_TOKENS, block_k]),
         x, head.ids, head_input, head.weight, *found,
-        num_rows, head.num_tokens, num_tiles, x.stride(0), head.weight.stride(0),
-        head.weight.shape[0] * head.weight.stride(0),
-        EARLY=EARLY,
-        HINTS_ROWS=HINTS_ROWS,
+        num_rows, head.num_tokens, num_tiles,
+        head.weight.shape[0] * head.weight.stride(0), x.stride(0), head.weight.stride(0),
         HAS_IDS=head.ids is not None,
         GATHERS=gathers,
         TILE=tile,
+        PER_TILE=per_tile,
         RANK=rank,
         HIDDEN=hidden,
         BLOCK_V=BLOCK_TOKENS,
         BLOCK_K=block_k,
         BLOCK_N=BLOCK_ROWS,
-        BLOCK_T=block_t,
-        BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_t),
+        BLOCK_C=block_c,
+        BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_c),
         HINTS=32 * NUM_WARPS,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
