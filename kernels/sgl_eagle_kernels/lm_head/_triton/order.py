@@ -14,8 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def admit_next(OVERLAP: tl.constexpr):
     """Let the next kernel be launched before this one has waited for its own inputs.
 
-    Only for a kernel whose next one touches nothing but weights before it waits: they may be
-    written by any kernel but the one before this, if that does the same.
+    The next may then begin while the kernel before this one still runs: until it has waited, it
+    may touch only what neither of them writes, which is weights.
     """
     if OVERLAP:
         gdc_launch_dependents()

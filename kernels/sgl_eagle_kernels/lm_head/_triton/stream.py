@@ -49,10 +49,29 @@ LEAST_SHARED_BYTES = 200_000
 
 
 @triton.jit
+def _find_tokens(tile, in_tile, ids_ptr, num_tokens, TILE: tl.constexpr, HAS_IDS: tl.constexpr):
+    # Tokens of some places of a tile of the vocabulary, which may be shuffled, and which there are.
+    places = tile * TILE + in_tile
+    inside = (in_tile < TILE) & (places < num_tokens)
+    if HAS_IDS:
+        return tl.load(ids_ptr + places, mask=inside, other=0).to(tl.int32), inside
+    return places, inside
+
+
+@triton.jit
+def _store_found(value, token, candidates_ptr, scores_ptr, at, mask):
+    # What `take_best` took; -1 where there is nothing left.
+    found = tl.where(value > float("-inf"), token, -1)
+    tl.store(candidates_ptr + at, found.to(tl.int64), mask=mask)
+    tl.store(scores_ptr + at, value, mask=mask)
+    return found
+
+
+@triton.jit
 def _exact_logits(
+    tokens,
     head_input_ptr,
     weight_ptr,
-    tokens,
     stride_weight_row,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -108,34 +127,28 @@ def stream_tiles_kernel(
     tiles, BLOCK_C at most; other programs still stream meanwhile.
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
-    rows, lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_C)
-    is_row, rows64 = rows < num_rows, rows.to(tl.int64)
-    whole_k = tl.arange(0, BLOCK_K)
+    rows, k_lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
     k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
-    whole_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_C,), -1, tl.int32)
+    x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
     if k_steps > 1:
         await_inputs(OVERLAP)
-    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_C,), -1, tl.int32)
     best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
         turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
         tile = walker + turn * num_walkers
-        place = part * BLOCK_V + lane
-        tokens = tile * TILE + place
-        inside = (place < TILE) & (tokens < num_tokens)
-        if HAS_IDS:
-            tokens = tl.load(ids_ptr + tokens, mask=inside, other=0).to(tl.int32)
+        tokens, inside = _find_tokens(
+            tile, part * BLOCK_V + tl.arange(0, BLOCK_V), ids_ptr, num_tokens, TILE, HAS_IDS
+        )
         if k_steps > 1:
-            x = load_inputs(x_ptr, rows, k + whole_k, num_rows, stride_x_row, RANK)
-        else:
+            x = load_inputs(x_ptr, rows, k + k_lane, num_rows, stride_x_row, RANK)
+        elif step == 0:
             # Waited for inside the loop, before which the engine is told of the first parts: they
             # are on their way while the input is still computed.
-            if step == 0:
-                await_inputs(OVERLAP)
-                whole_x = load_inputs(x_ptr, rows, whole_k, num_rows, stride_x_row, RANK)
-            x = whole_x
+            await_inputs(OVERLAP)
+            x = load_inputs(x_ptr, rows, k_lane, num_rows, stride_x_row, RANK)
         up = up_desc.load([tile * TILE + part * BLOCK_V, k])
         scores = tl.dot(up, tl.trans(x), acc=scores)
         if step % k_steps == k_steps - 1:
@@ -157,24 +170,22 @@ def stream_tiles_kernel(
                 value, token, best, best_token, second = take_best(
                     best, best_token, second, second_token, 0, PER_TILE
                 )
-                found = tl.where(value > float("-inf"), token, -1)
-                at = (rows64 * num_tiles + tile) * PER_TILE + pick
+                at = (rows.to(tl.int64) * num_tiles + tile) * PER_TILE + pick
+                found = _store_found(value, token, candidates_ptr, scores_ptr, at, rows < num_rows)
                 if GATHERS:
                     own = tl.sum(found * (rows == 0), axis=0)
-                    first = tl.maximum(own, 0).to(tl.int64) * stride_weight_row
-                    prefetch(weight_ptr, first, HIDDEN, num_weights, HINTS, OVERLAP)
                     chosen = tl.where(slot == turn * PER_TILE + pick, own, chosen)
-                tl.store(candidates_ptr + at, found.to(tl.int64), mask=is_row)
-                tl.store(scores_ptr + at, value, mask=is_row)
-            mass = sum_rest(best, second, beyond, rest, 0)
-            tl.store(mass_ptr + rows64 * num_tiles + tile, mass, mask=is_row)
+                    at = tl.maximum(own, 0).to(tl.int64) * stride_weight_row
+                    prefetch(weight_ptr, at, HIDDEN, num_weights, HINTS, OVERLAP)
+            at = rows.to(tl.int64) * num_tiles + tile
+            tl.store(mass_ptr + at, sum_rest(best, second, beyond, rest, 0), mask=rows < num_rows)
             best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     if GATHERS:
-        tile = walker + slot // PER_TILE * num_walkers
+        at = (walker + slot // PER_TILE * num_walkers) * PER_TILE + slot % PER_TILE
         logits = _exact_logits(
-            head_input_ptr, weight_ptr, chosen, stride_weight_row, HIDDEN, BLOCK_H
+            chosen, head_input_ptr, weight_ptr, stride_weight_row, HIDDEN, BLOCK_H
         )
-        tl.store(logits_ptr + tile * PER_TILE + slot % PER_TILE, logits, mask=tile < num_tiles)
+        tl.store(logits_ptr + at, logits, mask=at < num_tiles * PER_TILE)
 
 
 class StreamedTiles(NamedTuple):
