@@ -31,13 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sgl_eagle_kernels.bench: error: needs a CUDA device", file=sys.stderr)  # noqa: T201
         return 2
     environment = describe_environment(num_samples=args.samples) if args.samples else None
-    selection = Selection(shapes=args.shapes, rows=args.rows, ranks=args.ranks)
+    selection = Selection(shapes=args.shapes, rows=args.rows, ranks=args.ranks, plans=args.plans)
     measurements = []
     for case in tqdm(list(make_cases(selection)), desc="cases"):
         measurement = measure_case(case, num_samples=args.samples)
         measurements.append(measurement)
         if measurement.parity != "equal":
             tqdm.write(f"{case.label}: {measurement.parity}", file=sys.stderr)
+        elif measurement.median_us is not None:
+            tqdm.write(f"{case.label}: {measurement.median_us:.1f} us", file=sys.stderr)
     if environment is not None:
         gpu = re.sub(r"[^a-z0-9]+", "-", environment.gpu.lower()).strip("-")
         name = args.name or f"{environment.created[:10]}-{gpu}-kernels"
@@ -68,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", type=_numbers, default=defaults.rows, metavar="N,...")
     parser.add_argument("--ranks", type=_numbers, default=defaults.ranks, metavar="R,...")
+    parser.add_argument(
+        "--plans",
+        action="store_true",
+        help="time how the two-stage head of up to 8 rows may be cut, instead of all routes",
+    )
     return parser
 
 

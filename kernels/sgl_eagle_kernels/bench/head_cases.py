@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -194,9 +195,22 @@ def _draw_factors(seed: int, num_tokens: int, hidden: int, rank: int) -> tuple[T
 
 
 @lru_cache(maxsize=64)
-def _draw_head(
-    seed: int, num_tokens: int, hidden: int, rank: int, shortlist: Shortlist, quantize: bool
+def draw_head(
+    seed: int, num_tokens: int, hidden: int, rank: int, shortlist: Shortlist, *, quantize: bool
 ) -> TwoStageHead:
+    """A head of fresh numbers; large full heads are shared by all seeds.
+
+    Args:
+        seed: Of the generator.
+        num_tokens: V.
+        hidden: H.
+        rank: R.
+        shortlist: How candidates are chosen.
+        quantize: Stage 1 in int8.
+
+    Returns:
+        The head in bfloat16.
+    """
     weight = _weight_of(seed, num_tokens, hidden)
     up, down = _draw_factors(seed, num_tokens, hidden, rank)
     return build_two_stage_head(weight, up, down, shortlist, quantize=quantize)
@@ -226,7 +240,7 @@ def two_stage_case(
     """
 
     def prepare(seed: int) -> Prepared:
-        head = _draw_head(seed, num_tokens, hidden, rank, shortlist, quantize)
+        head = draw_head(seed, num_tokens, hidden, rank, shortlist, quantize=quantize)
         x = random_normal(seed + 2, num_rows, hidden).bfloat16()
         return Prepared(
             run=lambda: rank_tokens(x, head, TOPK), check=lambda: compare_heads(x, head, TOPK)
@@ -355,13 +369,19 @@ def read_case(num_tokens: int, hidden: int, rank: int) -> Case:
     )
 
 
-def compare_heads(x: Tensor, head: TwoStageHead, topk: int) -> str:
+def compare_heads(
+    x: Tensor,
+    head: TwoStageHead,
+    topk: int,
+    call: Callable[[Tensor, TwoStageHead, int], HeadTopk] = rank_tokens,
+) -> str:
     """Compare the kernels with the reference in float32.
 
     Args:
         x: [N, H].
         head: Weights in half precision.
         topk: K.
+        call: Runs the kernels.
 
     Returns:
         What differs, an empty string if nothing: where two logits are closer than the tolerance,
@@ -370,7 +390,7 @@ def compare_heads(x: Tensor, head: TwoStageHead, topk: int) -> str:
     # Imported late: only CUDA machines need Triton.
     from sgl_eagle_kernels.lm_head._triton.projection import project
 
-    found = rank_tokens(x, head, topk)
+    found = call(x, head, topk)
     # The same intermediate rounding as the kernels: only sums may differ.
     low = project(x, head)
     wide = replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from sgl_eagle_kernels.bench.case import Case
 from sgl_eagle_kernels.bench.head_cases import (
@@ -17,6 +18,7 @@ from sgl_eagle_kernels.bench.head_cases import (
     read_case,
     two_stage_case,
 )
+from sgl_eagle_kernels.bench.plan_cases import MOST_ROWS, plan_cases
 from sgl_eagle_kernels.bench.tree_cases import grow_case, select_case
 from sgl_eagle_kernels.lm_head import GlobalTop, LocalTop
 
@@ -39,11 +41,13 @@ class Selection:
         shapes: (vocabulary, hidden size) of heads.
         rows: Rows of heads.
         ranks: Ranks of factors.
+        plans: Instead of all routes, how the two-stage head of few rows may be cut.
     """
 
     shapes: Sequence[tuple[int, int]] = SHAPES
     rows: Sequence[int] = ROWS
     ranks: Sequence[int] = RANKS
+    plans: bool = False
 
 
 def make_cases(selection: Selection) -> Iterator[Case]:
@@ -55,6 +59,9 @@ def make_cases(selection: Selection) -> Iterator[Case]:
     Yields:
         Heads first, then the tree operators.
     """
+    if selection.plans:
+        yield from _make_plan_cases(selection)
+        return
     for num_tokens, hidden in selection.shapes:
         for rank in selection.ranks:
             yield read_case(num_tokens, hidden, rank)
@@ -73,6 +80,14 @@ def make_cases(selection: Selection) -> Iterator[Case]:
         yield select_case(
             batch_size, topk=TOPK, num_steps=NUM_STEPS, num_draft_tokens=NUM_DRAFT_TOKENS
         )
+
+
+def _make_plan_cases(selection: Selection) -> Iterator[Case]:
+    few_rows = [num_rows for num_rows in selection.rows if num_rows <= MOST_ROWS]
+    for (num_tokens, hidden), num_rows, rank in product(
+        selection.shapes, few_rows, selection.ranks
+    ):
+        yield from plan_cases(num_tokens, hidden, num_rows, rank)
 
 
 def _factored_cases(num_tokens: int, hidden: int, num_rows: int, rank: int) -> Iterator[Case]:

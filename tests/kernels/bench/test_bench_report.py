@@ -84,6 +84,19 @@ def test_every_route_is_registered():
     assert cases[10].floor_bytes == cases[7].floor_bytes + 49152 * (4 - 64)
 
 
+def test_plans_of_few_rows_fit_the_device(monkeypatch):
+    monkeypatch.setattr("sgl_eagle_kernels.launch.shared_memory_bytes", lambda _: 232_448)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    selection = Selection(shapes=[(128256, 4096)], rows=[1, 8, 16], ranks=[256], plans=True)
+    variants = [case.variant for case in make_cases(selection)]
+    cut = variants[: len(variants) // 2]
+    assert cut == variants[len(cut) :]  # of one row and of eight
+    assert cut[0] == "local 256 x 1, rank 256, 2 x 4 stages of 64, 4 warps"
+    assert len(set(cut)) == len(cut)
+    assert "local 256 x 1, rank 256, 1 x 7 stages of 64, 4 warps" in cut
+    assert "local 256 x 1, rank 256, 2 x 5 stages of 64, 4 warps" not in cut  # 256 KiB
+
+
 def test_rows_that_shortlists_share_are_read_once():
     one, many = (two_stage_case(1000, 10, rows, 5, GlobalTop(num_candidates=100)).floor_bytes
                  for rows in (1, 2))  # fmt: skip

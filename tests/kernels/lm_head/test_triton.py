@@ -50,7 +50,7 @@ def _interpreter(monkeypatch):
 def _parts_are_small(monkeypatch):
     # A tile of 40 tokens then has three parts, of which the last is not full.
     monkeypatch.setattr(local_kernels, "PART", 16)
-    monkeypatch.setattr(stream_kernels, "BLOCK_TOKENS", 32)
+    monkeypatch.setattr(stream_kernels, "PLAN", stream_kernels.StreamPlan(tokens=32))
     monkeypatch.setattr(stream_kernels, "MOST_RANK_BLOCK", 64)
 
 
@@ -274,6 +274,16 @@ def test_streamed_tiles_agree_exactly(head_maker, shortlist, num_rows, rank):
     found = kernels.two_stage_topk(x, head, 1)
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "programs"), [(16, 1), (64, 3)])
+def test_a_plan_changes_nothing_but_the_time(head_maker, tokens, programs):
+    head = head_maker(STREAMED[4], rank=24, dtype=torch.float16, device=DEVICE)
+    x = whole_numbers(2).to(DEVICE, torch.float16)
+    plan = stream_kernels.StreamPlan(tokens=tokens, programs=programs)
+    found, expected = (kernels.two_stage_topk(x, head, 4, cut) for cut in (plan, None))
+    assert torch.equal(found.ids, expected.ids)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [-3.0, 0.0, 3.0])

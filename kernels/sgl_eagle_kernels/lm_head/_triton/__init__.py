@@ -14,24 +14,27 @@ from sgl_eagle_kernels.lm_head._triton.projection import project
 from sgl_eagle_kernels.lm_head._triton.rank import rank_candidates
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
 from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot
-from sgl_eagle_kernels.lm_head._triton.stream import can_stream, stream_tiles
+from sgl_eagle_kernels.lm_head._triton.stream import StreamPlan, can_stream, stream_tiles
 from sgl_eagle_kernels.lm_head.head import HeadTopk, LocalTop, TwoStageHead
 
 
-def two_stage_topk(head_input: Tensor, head: TwoStageHead, topk: int) -> HeadTopk:
+def two_stage_topk(
+    head_input: Tensor, head: TwoStageHead, topk: int, plan: StreamPlan | None = None
+) -> HeadTopk:
     """Both stages, without synchronisation.
 
     Args:
         head_input: [N, H] contiguous, in the dtype of the weights.
         head: Weights.
         topk: K, at most `head.most_topk`.
+        plan: How few rows are cut into programs; None takes the default.
 
     Returns:
         The best K tokens of each row.
     """
     x = project(head_input, head)
     if can_stream(x, head):
-        candidates, scores, mass, logits = stream_tiles(x, head, head_input)
+        candidates, scores, mass, logits = stream_tiles(x, head, head_input, plan)
         if logits is not None:
             return rank_candidates(candidates, logits, scores, mass, topk)
     else:

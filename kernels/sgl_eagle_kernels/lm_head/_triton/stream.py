@@ -9,6 +9,7 @@ they load; here, one instruction fetches a part, and ranking hides behind the fe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,16 +37,48 @@ from sgl_eagle_kernels.lm_head._triton.tiles import load_inputs
 from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
 
 MOST_ROWS = BLOCK_ROWS = 8
-BLOCK_TOKENS = 64
 MOST_RANK_BLOCK = 256  # where whole rows fit, parts of `up` are contiguous
-NUM_STAGES = 4  # one part is multiplied, the others are on their way
-PROGRAMS = 2  # on a multiprocessor: one streams while the other ranks a tile
-NUM_WARPS = 4
 MOST_GATHERED = 8  # tokens of one program
 GATHERED_ELEMENTS = 16384  # of the full head, that one program has under way
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
 """Memory on chip without which `local.py` is used: the parts of both programs fill it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """How the work is cut; what is found does not depend on it.
+
+    Attributes:
+        tokens: Of a part of `up`, a power of two of at least 16.
+        stages: One part is multiplied, the others are on their way.
+        programs: On a multiprocessor: one streams while the other ranks a tile.
+        warps: Of a program.
+    """
+
+    tokens: int = 64
+    stages: int = 4
+    programs: int = 2
+    warps: int = 4
+
+    def shared_bytes(self, rank: int) -> int:
+        """What parts take of a multiprocessor's memory.
+
+        Args:
+            rank: R.
+
+        Returns:
+            Bytes, in half precision.
+        """
+        return self.programs * (self.stages - 1) * self.tokens * _choose_rank_block(rank) * 2
+
+
+PLAN = StreamPlan()
+"""The fastest of `python -m sgl_eagle_kernels.bench --plans` on an H200."""
+
+
+def _choose_rank_block(rank: int) -> int:
+    return min(max(16, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK)
 
 
 @triton.jit
@@ -223,7 +256,7 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
         and shared_memory_bytes(x.device) >= LEAST_SHARED_BYTES
         and isinstance(shortlist, LocalTop)
         and shortlist.per_tile <= MOST_KEPT
-        and shortlist.tile_size > BLOCK_TOKENS // 2
+        and shortlist.tile_size > PLAN.tokens // 2
         and len(x) <= MOST_ROWS
         and up.dtype in {torch.bfloat16, torch.float16}
         and up.stride(0) * up.element_size() % ADDRESS_BYTES == 0
@@ -231,23 +264,27 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
     )
 
 
-def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedTiles:
+def stream_tiles(
+    x: Tensor, head: TwoStageHead, head_input: Tensor, plan: StreamPlan | None = None
+) -> StreamedTiles:
     """The best tokens of every tile, and of one row their exact logits, in one launch.
 
     Args:
         x: [N, R] contiguous low-rank inputs, for which `can_stream` holds.
         head: Weights.
         head_input: [N, H] contiguous.
+        plan: How the work is cut; None takes `PLAN`.
 
     Returns:
         What is found.
     """
+    plan = plan or PLAN
     assert isinstance(head.shortlist, LocalTop)
     num_rows, rank = x.shape
     tile, per_tile = head.shortlist.tile_size, head.shortlist.per_tile
     num_tiles = triton.cdiv(head.num_tokens, tile)
     device = x.device
-    walkers = min(num_tiles, PROGRAMS * count_multiprocessors(device))
+    walkers = min(num_tiles, plan.programs * count_multiprocessors(device))
     block_c = int(triton.next_power_of_2(triton.cdiv(num_tiles, walkers) * per_tile))
     gathers = num_rows == 1 and block_c <= MOST_GATHERED
     count = num_tiles * per_tile
@@ -257,10 +294,10 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
         mass=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
         logits=torch.empty(1, count, dtype=torch.float32, device=device) if gathers else None,
     )
-    block_k = min(max(16, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK)
+    block_k = _choose_rank_block(rank)
     hidden = head.weight.shape[1]
     stream_tiles_kernel[walkers,](
-        TensorDescriptor.from_tensor(head.up, [BLOCK_TOKENS, block_k]),
+        TensorDescriptor.from_tensor(head.up, [plan.tokens, block_k]),
         x, head.ids, head_input, head.weight, *found,
         num_rows, head.num_tokens, num_tiles,
         head.weight.shape[0] * head.weight.stride(0), x.stride(0), head.weight.stride(0),
@@ -270,14 +307,14 @@ def stream_tiles(x: Tensor, head: TwoStageHead, head_input: Tensor) -> StreamedT
         PER_TILE=per_tile,
         RANK=rank,
         HIDDEN=hidden,
-        BLOCK_V=BLOCK_TOKENS,
+        BLOCK_V=plan.tokens,
         BLOCK_K=block_k,
         BLOCK_N=BLOCK_ROWS,
         BLOCK_C=block_c,
         BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_c),
-        HINTS=32 * NUM_WARPS,
-        num_warps=NUM_WARPS,
-        num_stages=NUM_STAGES,
+        HINTS=32 * plan.warps,
+        num_warps=plan.warps,
+        num_stages=plan.stages,
         **launch_options(device),
     )  # fmt: skip
     return found
