@@ -126,16 +126,14 @@ def spread_top(found: HeadTopk, num_tokens: int) -> Tensor:
 
 
 def install_draft_head(
-    worker: Any, folder: Path, choice: LmHead | None, *, device: str, tensor_parallel_size: int
+    worker: Any, folder: Path, choice: LmHead | None, *, tensor_parallel_size: int
 ) -> None:
     """Make SGLang's draft model propose with the two-stage head of its checkpoint.
 
     Args:
         worker: SGLang's draft worker, its weights loaded and no graph captured.
         folder: Draft checkpoint; a draft that is no local folder keeps its head.
-        choice: None takes the two-stage head where the configuration has one, on one CPU: on GPUs
-            it has to be asked for until it has been measured there.
-        device: Of the draft, e.g. "cuda".
+        choice: None takes the two-stage head where the configuration has one, on one rank.
         tensor_parallel_size: Ranks that share a head.
 
     Raises:
@@ -144,10 +142,11 @@ def install_draft_head(
     """
     if not (folder / "config.json").is_file() or not wants_two_stage_head(folder, choice):
         return
-    if choice is None and (tensor_parallel_size > 1 or device != "cpu"):
+    if choice is None and tensor_parallel_size > 1:
         logger.info(
-            "SGL_EAGLE drafts with the full LM head; %s two-stage takes that of %s, on one rank",
-            *(LM_HEAD_FLAG, folder),
+            "SGL_EAGLE drafts with the full LM head: the two-stage head of %s serves one rank, "
+            "--tp-size is %d",
+            *(folder, tensor_parallel_size),
         )
         return
     _require(folder, "--tp-size", tensor_parallel_size, 1)
@@ -157,7 +156,10 @@ def install_draft_head(
     _require(folder, "--speculative-eagle-topk", topk, stored.head.most_topk)
     worker.sgl_eagle_head = TwoStageLogits(stored, topk)
     compat.replace_draft_scorer(worker, worker.sgl_eagle_head)
-    logger.info("SGL_EAGLE drafts with a %s", describe_head(stored.head))
+    logger.info(
+        "SGL_EAGLE drafts with a %s; %s full drafts with the draft's own",
+        *(describe_head(stored.head), LM_HEAD_FLAG),
+    )
 
 
 def _require(folder: Path, flag: str, value: int, most: int) -> None:

@@ -67,8 +67,8 @@ _FLAGS = (
         name=LM_HEAD_FLAG,
         variable=LM_HEAD_VARIABLE,
         metavar="HEAD",
-        help="LM head that the draft proposes with, full or two-stage (default: two-stage on a "
-        "CPU where the draft has one and there is one rank, else full)",
+        help="LM head that the draft proposes with, full or two-stage (default: two-stage "
+        "where the draft has one and there is one rank, else full)",
     ),
     _Flag(
         name=RECORD_FLAG,
@@ -93,8 +93,8 @@ class PluginSettings:
     Attributes:
         policy: Policy file; None serves the built-in policy.
         cost_cache: Folder of measured cost tables; None keeps none.
-        lm_head: Head that the draft proposes with; None takes the two-stage head on a CPU where
-            the draft has one and there is one rank.
+        lm_head: Head that the draft proposes with; None takes the two-stage head where the
+            draft has one and there is one rank.
         record: Folder for traces; None records nothing.
         record_mode: What is recorded.
     """

@@ -78,7 +78,6 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self.draft_worker,
             Path(self.server_args.speculative_draft_model_path),
             self._settings.lm_head,
-            device=self.device,
             tensor_parallel_size=int(self.server_args.tp_size),
         )
         super().init_cuda_graphs()

@@ -47,12 +47,11 @@ def draft(tmp_path):
     return SimpleNamespace(worker=worker, model=model, head=head, folder=tmp_path)
 
 
-def install(draft, choice=None, tensor_parallel_size=1, device="cpu"):
+def install(draft, choice=None, tensor_parallel_size=1):
     from sgl_eagle.plugin.draft_head import install_draft_head
 
     install_draft_head(
         *(draft.worker, draft.folder, choice),
-        device=device,
         tensor_parallel_size=tensor_parallel_size,
     )
 
@@ -134,21 +133,16 @@ def test_the_best_stay_the_best_where_the_rest_is_large():
 
 
 @pytest.mark.parametrize(
-    ("choice", "config", "tensor_parallel_size", "device"),
-    [
-        ("full", None, 1, "cpu"),
-        (None, "{}", 1, "cpu"),
-        (None, None, 2, "cpu"),
-        (None, None, 1, "cuda"),
-    ],
-    ids=["wanted", "has no other", "several ranks", "not asked for on a GPU"],
+    ("choice", "config", "tensor_parallel_size"),
+    [("full", None, 1), (None, "{}", 1), (None, None, 2)],
+    ids=["wanted", "has no other", "several ranks"],
 )
-def test_the_full_head_stays(draft, choice, config, tensor_parallel_size, device):
+def test_the_full_head_stays(draft, choice, config, tensor_parallel_size):
     from sgl_eagle.plugin.draft_head import served_head
 
     if config is not None:
         (draft.folder / "config.json").write_text(config)
-    install(draft, choice, tensor_parallel_size, device)
+    install(draft, choice, tensor_parallel_size)
     assert served_head(draft.worker) is None
     assert draft.model.logits_processor._get_logits is None
 
