@@ -12,23 +12,27 @@ def read_log(log, concurrency):
     """What SGLang and the plugin log while all requests of a run decode.
 
     SGLang's throughput is over the steps since its last line; the first after a prefill counts the
-    prefill in.
+    prefill in. Speeds are averaged over time: easy stretches of a text, where many drafts are kept,
+    fill more lines than they take time.
     """
-    speeds, host_us, own_us, follows = [], [], [], False
+    tokens, seconds, host_us, own_us, follows = [], [], [], [], False
     for line in log.splitlines():
         if "Prefill batch" in line:
             follows = False
         elif "Decode batch" in line:
             running = int(re.search(r"#running-req: (\d+)", line)[1])
             if follows and running == concurrency:
-                speeds.append(float(re.search(r"gen throughput \(token/s\): ([\d.]+)", line)[1]))
+                per_step = re.search(r"accept len: ([\d.]+)", line)
+                tokens.append(running * float(per_step[1] if per_step else 1))
+                speed = float(re.search(r"gen throughput \(token/s\): ([\d.]+)", line)[1])
+                seconds.append(tokens[-1] / speed)
             follows = running == concurrency
         elif f"SGL_EAGLE batch {concurrency}.0, host us" in line:
             host_us.append(line.split("SGL_EAGLE ", 1)[1])
             own_us.append(float(re.search(r"; own (\d+)", line)[1]))
     return {
-        "full_tok_per_s": median(speeds) if speeds else None,
-        "num_speeds": len(speeds),
+        "full_tok_per_s": sum(tokens) / sum(seconds) if seconds else None,
+        "num_speeds": len(seconds),
         "host_us": host_us[len(host_us) // 2] if host_us else None,
         "own_us": median(own_us) if own_us else None,
     }

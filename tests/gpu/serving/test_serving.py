@@ -87,24 +87,25 @@ def test_tables_say_what_was_not_measured():
 def test_speeds_are_read_where_all_requests_decode():
     from serving_log import read_log
 
-    def decode(running, speed):
-        return f"Decode batch, #running-req: {running}, x, gen throughput (token/s): {speed}, y"
+    def decode(running, speed, more="x"):
+        line = f"Decode batch, #running-req: {running}, {more}"
+        return f"{line}, gen throughput (token/s): {speed}, y"
 
     log = [
         "Prefill batch, #new-seq: 8",
         decode(8, 1.0),
         decode(8, 100.0),
         "INFO SGL_EAGLE batch 8.0, host us a round: decide 3, verify 5; own 3",
-        decode(8, 120.0),
+        decode(8, 300.0, "accept len: 3.00"),
         "Prefill batch, #new-seq: 1",
         decode(8, 2.0),
-        decode(8, 110.0),
+        decode(8, 200.0, "accept len: 1.00"),
         "INFO SGL_EAGLE batch 7.9, host us a round: decide 4, verify 9; own 4",
         decode(7, 3.0),
         decode(8, 4.0),
     ]
     found = read_log("\n".join(log), 8)
-    assert found["full_tok_per_s"] == 110.0
+    assert found["full_tok_per_s"] == pytest.approx((1 + 3 + 1) / (1 / 100 + 3 / 300 + 1 / 200))
     assert found["host_us"] == "batch 8.0, host us a round: decide 3, verify 5; own 3"
     assert found["own_us"] == 3.0
     assert found["num_speeds"] == 3
