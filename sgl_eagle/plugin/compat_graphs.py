@@ -91,6 +91,23 @@ def seq_len_of_padding(draft_worker: Any) -> int:
     return int(backend.get_cuda_graph_seq_len_fill_value())
 
 
+def reads_slots_early(draft_worker: Any) -> bool:
+    """Whether the attention of draft steps copies the slots of all steps when it is planned.
+
+    FlashAttention-3 makes a page table of each branch from them; Triton and FlashInfer look up the
+    same slots in SGLang's table. By name: to import the class takes kernels that a server without
+    it may lack.
+
+    Args:
+        draft_worker: SGLang's draft worker.
+
+    Returns:
+        True for FlashAttention.
+    """
+    names = {cls.__name__ for cls in type(draft_worker.draft_attn_backend).__mro__}
+    return "FlashAttentionMultiStepBackend" in names
+
+
 def make_captured_batch(
     draft_worker: Any,
     *,

@@ -14,6 +14,7 @@ from sgl_eagle.plugin.device_trees import empty_trees, write_trees
 from sgl_eagle.plugin.draft_segment import (
     DraftBuffers,
     choose_frontier,
+    find_slots,
     place_roots,
     read_batch,
     run_segment,
@@ -56,6 +57,7 @@ class DraftGraphs:
             hidden=compat_graphs.draft_hidden_states(worker),
         )
         worker.draft_attn_backend.init_cuda_graph_state(self._sizes[-1], self._sizes[-1] * branches)
+        self._plans_with_slots = compat_graphs.reads_slots_early(worker)
         self._padding_len = compat_graphs.seq_len_of_padding(worker)
         self._buffers.seq_lens.fill_(self._padding_len)
         self._firsts: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
@@ -117,6 +119,10 @@ class DraftGraphs:
             padding = lengths.new_full((num_padding,), self._padding_len)
             forward_batch.seq_lens_cpu = torch.cat([lengths, padding])
             forward_batch.seq_lens_sum = int(forward_batch.seq_lens_cpu.sum())
+        if self._plans_with_slots:
+            rows = self._buffers.first(self._size)
+            find_slots(self._worker, rows)
+            forward_batch.out_cache_loc = rows.slots.flatten()
         backend = self._worker.draft_attn_backend
         with compat_graphs.attention_context(backend):
             backend.init_forward_metadata_out_graph(forward_batch)

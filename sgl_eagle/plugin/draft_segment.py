@@ -215,8 +215,8 @@ def place_roots(buffers: DraftBuffers) -> None:
     buffers.positions.view(-1, branches).copy_(buffers.seq_lens[:, None].expand(-1, branches))
 
 
-def start_round(worker: Any, buffers: DraftBuffers) -> None:
-    """Make the roots' children the first level, and find the slots of all branches.
+def find_slots(worker: Any, buffers: DraftBuffers) -> None:
+    """Find the slots of all branches, as SGLang lays them out behind a request's prefix.
 
     Args:
         worker: SGLang's draft worker.
@@ -228,12 +228,22 @@ def start_round(worker: Any, buffers: DraftBuffers) -> None:
     # A request at the context limit has no room for branches; what it drafts is cut off anyway.
     columns = (buffers.seq_lens[:, None] + columns).clamp(max=table.shape[1] - 1)
     buffers.slots.copy_(table[buffers.pool_indices[:, None], columns].view(buffers.slots.shape))
+
+
+def start_round(worker: Any, buffers: DraftBuffers) -> None:
+    """Make the roots' children the first level, and find the slots of all branches.
+
+    Args:
+        worker: SGLang's draft worker.
+        buffers: R rows that `read_batch` has filled.
+    """
+    find_slots(worker, buffers)
     _write_level(worker, buffers, 0, buffers.root_ids, buffers.root_probs.log())
     buffers.layout.lengths(buffers.mail).copy_(buffers.seq_lens)
     buffers.layout.roots(buffers.mail).copy_(buffers.bonus_tokens)
     buffers.layout.frontiers(buffers.mail).fill_(-1)  # of a step that does not run, all padding
     buffers.paths.zero_()
-    buffers.widths.fill_(branches)
+    buffers.widths.fill_(buffers.layout.branches)
 
 
 def _write_level(

@@ -14,6 +14,9 @@ class ServerConfigError(SglEagleError, ValueError):
 
 _Check = tuple[str, Callable[[Any], bool], str]
 
+DRAFT_BACKENDS = ("triton", "flashinfer", "intel_amx")
+"""Attention backends that draft steps can run in."""
+
 UNSUPPORTED: tuple[_Check, ...] = (
     (
         "speculative_draft_model_path",
@@ -56,6 +59,12 @@ UNSUPPORTED: tuple[_Check, ...] = (
         "page_size",
         lambda value: value not in (None, 1),
         "must be 1: branches of a tree do not fill pages",
+    ),
+    (
+        "speculative_draft_attention_backend",
+        lambda value: value is not None and value not in DRAFT_BACKENDS,
+        f"must be one of {', '.join(DRAFT_BACKENDS)}: others were never given the slots of single "
+        "branches; left out, the draft decodes with triton on a GPU, whatever the target does",
     ),
 )
 """Server argument, whether its value is refused, and why."""

@@ -17,6 +17,10 @@ DEFAULT_MAX_RUNNING_REQUESTS = 48
 SMALLEST_SERVER_TOPK = 2
 """With topk 1, SGLang's draft-extend returns a constant in place of the draft's confidence."""
 
+GPU_DRAFT_BACKEND = "triton"
+"""Attention of the draft, whatever the target's: one launch plans all steps, with no word to the
+host, where FlashAttention-3 takes ten for each and FlashInfer waits for the device."""
+
 
 def resolve_server_args(server_args: Any) -> None:
     """Refuse what SGL_EAGLE cannot do and fill in what the user left open.
@@ -41,6 +45,8 @@ def resolve_server_args(server_args: Any) -> None:
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+    if server_args.speculative_draft_attention_backend is None and server_args.device == "cuda":
+        server_args.speculative_draft_attention_backend = GPU_DRAFT_BACKEND
     if server_args.device == "cpu":
         # Its overlap scheduler records streams, which CPU tensors do not have.
         server_args.disable_overlap_schedule = True

@@ -43,19 +43,30 @@ def server_setup(worker: Any, *, in_graphs: bool) -> CostSetup:
     """
     here = collect_provenance(seed=0)
     target = worker.target_worker.model_runner
-    backends = (target.attn_backend, worker.draft_worker.draft_attn_backend)
-    names = [type(backend).__name__ for backend in backends]
     return CostSetup(
         device=(here.gpu or "GPU") if str(worker.device).startswith("cuda") else here.cpu,
         tensor_parallel_size=int(worker.server_args.tp_size),
         dtype=str(target.dtype).removeprefix("torch."),
-        attention_backend=f"{' and '.join(names)}, {'in graphs' if in_graphs else 'no graphs'}",
+        attention_backend=f"{attention(worker)}, {'in graphs' if in_graphs else 'no graphs'}",
         engine=SGLANG_ENGINE,
         engine_version=compat.sglang_version(),
         num_threads=torch.get_num_threads(),
         target=model_identity(target.model_config),
         draft=_draft_identity(worker.draft_worker),
     )
+
+
+def attention(worker: Any) -> str:
+    """What attends to the cache.
+
+    Args:
+        worker: Our worker, its attention backends made.
+
+    Returns:
+        Classes of the target's backend and of that of the draft's steps.
+    """
+    target, draft = worker.target_worker.model_runner, worker.draft_worker
+    return f"{type(target.attn_backend).__name__} and {type(draft.draft_attn_backend).__name__}"
 
 
 def _draft_identity(draft_worker: Any) -> ModelIdentity:

@@ -22,6 +22,7 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle.plugin.self_check import require_page_size_one
 from sgl_eagle.plugin.server_flags import read_settings
+from sgl_eagle.plugin.server_setup import attention
 from sgl_eagle.plugin.shared_decisions import share_decisions
 from sgl_eagle.plugin.startup import make_observer, settle_policy
 from sgl_eagle.plugin.tree_rounds import TreeRounds
@@ -81,6 +82,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             tensor_parallel_size=int(self.server_args.tp_size),
         )
         super().init_cuda_graphs()
+        logger.info("SGL_EAGLE verifies and drafts with %s", attention(self))
         capture = compat_graphs.captures_graphs(self.device)
         sizes, drafts = verify_sizes(self._policy), self._policy.limits is not None
         self._tree_rounds = TreeRounds(self, self._policy, capture=capture)

@@ -30,20 +30,46 @@ class Backend:
     def init_forward_metadata_in_graph(self, forward_batch):
         pass
 
+    def slots(self, worker, step):
+        """What each branch may read, looked up in SGLang's table as Triton's attention does."""
+        import torch
+
+        lengths, pool_indices = self.planned
+        starts = torch.tensor(lengths).repeat_interleave(BRANCHES)
+        starts = starts + torch.arange(BRANCHES).repeat(len(lengths)) * NUM_STEPS
+        rows = torch.tensor(pool_indices).repeat_interleave(BRANCHES)
+        table = worker.req_to_token_pool.req_to_token
+        return table[rows[:, None], starts[:, None] + torch.arange(step + 1)].long()
+
+
+class FlashAttentionMultiStepBackend(Backend):
+    """Keeps the page tables of all steps from when it was planned, as FlashAttention-3's does."""
+
+    def init_forward_metadata_out_graph(self, forward_batch, in_capture=False):
+        if in_capture:  # there are no slots yet
+            self.planned = forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist()
+            self.pages = forward_batch.seq_lens.new_zeros(len(forward_batch.positions), NUM_STEPS)
+        else:
+            self.init_forward_metadata(forward_batch)
+
+    def init_forward_metadata(self, forward_batch):
+        super().init_forward_metadata(forward_batch)
+        self.pages = forward_batch.out_cache_loc.view(-1, NUM_STEPS).clone()
+        assert len(self.pages) == len(forward_batch.positions)
+
+    def slots(self, worker, step):
+        del worker
+        return self.pages[:, : step + 1]
+
 
 def fake_step(worker, forward_batch, step):
     """A draft whose output depends on tokens, positions, hidden states and its branch's cache."""
     import torch
 
-    lengths, pool_indices = worker.draft_attn_backend.planned
-    table = worker.req_to_token_pool.req_to_token
     cache = worker.draft_runner.token_to_kv_pool.k_buffer[0]
     tokens = forward_batch.input_ids
     cache[forward_batch.out_cache_loc] = tokens.float()
-    starts = torch.tensor(lengths).repeat_interleave(BRANCHES)
-    starts = starts + torch.arange(BRANCHES).repeat(len(lengths)) * NUM_STEPS
-    rows = torch.tensor(pool_indices).repeat_interleave(BRANCHES)
-    own = table[rows[:, None], starts[:, None] + torch.arange(step + 1)].long()
+    own = worker.draft_attn_backend.slots(worker, step)
     hidden = forward_batch.spec_info.hidden_states
     state = cache[own].sum(1) + 2 * hidden[:, 0] + 3 * forward_batch.positions
     return torch.sin(state[:, None] * torch.arange(1, VOCABULARY + 1)), hidden / 2 + tokens[:, None]
@@ -67,8 +93,10 @@ def install(monkeypatch):
         return SimpleNamespace(replay=segment)
 
     def prepare(worker, batch):
-        del worker
+        columns = batch.seq_lens[:, None] + torch.arange(BRANCHES * NUM_STEPS)
+        table = worker.req_to_token_pool.req_to_token
         return namespace_batch(
+            out_cache_loc=table[batch.req_pool_indices[:, None], columns].flatten().long(),
             seq_lens=batch.seq_lens,
             req_pool_indices=batch.req_pool_indices,
             positions=batch.seq_lens.repeat_interleave(BRANCHES),
@@ -92,7 +120,7 @@ def install(monkeypatch):
     monkeypatch.setattr(compat_graphs, "make_captured_batch", make_captured)
     monkeypatch.setattr(compat_graphs, "attention_context", lambda _: contextlib.nullcontext())
 
-    def make():
+    def make(backend=Backend):
         table = torch.zeros((1 + NUM_REQUESTS, 64), dtype=torch.int32)
         table[1:] = 1 + torch.arange(NUM_REQUESTS * 64).view(NUM_REQUESTS, 64)
         pool = SimpleNamespace(k_buffer=[torch.zeros(1 + NUM_REQUESTS * 64)], v_buffer=[])
@@ -100,7 +128,7 @@ def install(monkeypatch):
             topk=BRANCHES,
             speculative_num_steps=NUM_STEPS,
             hot_token_id=None,
-            draft_attn_backend=Backend(),
+            draft_attn_backend=backend(),
             draft_runner=SimpleNamespace(token_to_kv_pool=pool),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
         )

@@ -1,7 +1,13 @@
 """Captured draft steps do for a padded batch what launched kernels do for the batch itself."""
 
 import pytest
-from fake_draft import BRANCHES, install, make_batch
+from fake_draft import (
+    BRANCHES,
+    Backend,
+    FlashAttentionMultiStepBackend,
+    install,
+    make_batch,
+)
 
 pytestmark = pytest.mark.reference
 
@@ -30,12 +36,13 @@ def run_round(steps, batch, choices):
     return found
 
 
+@pytest.mark.parametrize("backend", [Backend, FlashAttentionMultiStepBackend])
 @pytest.mark.parametrize("on_host", [True, False], ids=["lengths-on-host", "lengths-on-device"])
-def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, on_host):
+def test_batches_of_any_size_draft_what_they_draft_without_graphs(make_worker, on_host, backend):
     from sgl_eagle.plugin.draft_graphs import DraftGraphs
     from sgl_eagle.plugin.draft_steps import EagerSteps
 
-    captured = make_worker()
+    captured = make_worker(backend)
     graphs = DraftGraphs(captured, chooses=False, topk=BRANCHES, num_certain_steps=0)
     assert graphs.fits(4)
     assert not graphs.fits(5)

@@ -46,6 +46,7 @@ def make_args(**changes):
         "page_size": None,
         "disaggregation_mode": "null",
         "device": "cuda",
+        "speculative_draft_attention_backend": None,
         "max_running_requests": None,
         "enable_mixed_chunk": True,
         "disable_overlap_schedule": False,
@@ -111,6 +112,16 @@ def test_cpu_runs_without_overlap():
     resolve_server_args(args)
     assert args.disable_overlap_schedule is True
     assert args.max_running_requests == 7
+
+
+@pytest.mark.parametrize(
+    ("device", "named", "found"),
+    [("cuda", None, "triton"), ("cuda", "flashinfer", "flashinfer"), ("cpu", None, None)],
+)
+def test_on_a_gpu_the_draft_has_an_attention_backend_of_its_own(device, named, found):
+    args = make_args(device=device, speculative_draft_attention_backend=named)
+    resolve_server_args(args)
+    assert args.speculative_draft_attention_backend == found
 
 
 def test_a_policy_file_sets_the_limits(serve_policy):
@@ -195,6 +206,7 @@ REFUSED = {
     "lora_paths": ["adapter"],
     "enable_deterministic_inference": True,
     "page_size": 16,
+    "speculative_draft_attention_backend": "fa3",
 }
 
 
