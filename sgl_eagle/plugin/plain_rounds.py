@@ -63,7 +63,10 @@ class PlainRounds:
         *,
         at_once: bool,
     ) -> None:
-        """Let the draft see what it has not, if it must; the batch's draft input is replaced.
+        """Let the draft see what it has not, if it must.
+
+        Where somebody drafts, the batch's draft input is replaced. Else the draft's cache is
+        written alone: a plain round follows, after which the draft is behind again.
 
         Args:
             batch: The running batch of B requests.
@@ -76,11 +79,14 @@ class PlainRounds:
         most = int(num_unseen.max(initial=0))
         if backlog is None or not most or not (at_once or most == backlog.window):
             return
-        counts = torch.from_numpy(num_unseen)
-        with clock.stage("extend"), self._states.active(backlog.window), compat.draft_context():
-            batch.spec_info = compat_plain.catch_up(
-                self._worker, batch, counts=counts, take=backlog.take, window=backlog.window
+        counts, window = torch.from_numpy(num_unseen), backlog.window
+        state = self._states.active(window) if at_once else self._states.catching_up(window)
+        with clock.stage("extend"), state, compat.draft_context():
+            caught_up = compat_plain.catch_up(
+                self._worker, batch, counts=counts, take=backlog.take, window=window
             )
+        if at_once:
+            batch.spec_info = caught_up
         backlog.clear(names)
 
     def decode(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from sgl_eagle.plugin import compat_graphs, compat_plain
+from sgl_eagle.plugin import compat, compat_graphs, compat_plain
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class RuntimeStates:
     """
 
     def __init__(
-        self, worker: Any, sizes: tuple[int, ...], *, capture: bool, keeps_features: bool
+        self, worker: Any, sizes: tuple[int, ...], *, capture: bool, window: int | None
     ) -> None:
         """Prepare all sizes.
 
@@ -29,13 +29,15 @@ class RuntimeStates:
             worker: Our worker; SGLang has captured the graphs of its limit.
             sizes: Verify sizes, ascending; the last is at most the server's limit.
             capture: Whether the server decodes in graphs.
-            keeps_features: Whether plain decoding keeps hidden states for the draft.
+            window: Tokens of a request with which the draft catches up after plain rounds, one of
+                `sizes`; None where nobody drafts, so that plain decoding keeps no hidden states.
         """
         self.sizes = sizes
         self.captured = capture
         self._worker = worker
         self._base: Any = None
         self._plain: Any = None
+        self._catching_up: Any = None
         self._states: dict[int, Any] = {}
         if not capture:
             return
@@ -48,8 +50,12 @@ class RuntimeStates:
             )
         if sizes[0] == 1:
             self._plain = compat_plain.build_plain_state(
-                worker, self._states[1], keeps_features=keeps_features
+                worker, self._states[1], keeps_features=window is not None
             )
+            if window is not None:
+                self._catching_up = compat_graphs.build_catch_up_state(
+                    worker, self._states[window], window
+                )
         logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
 
     def size_for(self, num_nodes: int) -> int:
@@ -88,6 +94,22 @@ class RuntimeStates:
             None.
         """
         with self._applied(self._plain, 1):
+            yield
+
+    @contextlib.contextmanager
+    def catching_up(self, window: int) -> Iterator[None]:
+        """Draft-extend a window of tokens whose scores nobody reads.
+
+        Only where 1 is among `sizes`. SGLang's own state is back afterwards.
+
+        Args:
+            window: Tokens of a request; as prepared.
+
+        Yields:
+            None.
+        """
+        scores_nothing = compat.without_draft_scores(self._worker.draft_worker)
+        with self._applied(self._catching_up, window), scores_nothing:
             yield
 
     @contextlib.contextmanager

@@ -86,10 +86,11 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         capture = compat_graphs.captures_graphs(self.device)
         sizes, drafts = verify_sizes(self._policy), self._policy.limits is not None
         self._tree_rounds = TreeRounds(self, self._policy, capture=capture)
+        window = window_size(sizes) if drafts else None
         with compat.draft_context():
-            self._states = RuntimeStates(self, sizes, capture=capture, keeps_features=drafts)
+            self._states = RuntimeStates(self, sizes, capture=capture, window=window)
         num_rows = len(compat.token_table(self))
-        backlog = DraftBacklog(num_rows=num_rows, window=window_size(sizes)) if drafts else None
+        backlog = None if window is None else DraftBacklog(num_rows=num_rows, window=window)
         self._plain_rounds = PlainRounds(self, self._states, backlog)
         # Measured in the rounds that it would serve.
         self._tree_rounds.settle(self._policy, self._states)

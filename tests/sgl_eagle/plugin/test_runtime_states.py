@@ -25,24 +25,34 @@ def built(monkeypatch):
         del worker
         return f"plain graphs beside {state}{', with features' * keeps_features}"
 
+    def build_catch_up(worker, state, num_tokens):
+        del worker
+        return f"{num_tokens} tokens without scores beside {state}"
+
     def apply(worker, state):
         worker.graphs = state
 
     monkeypatch.setattr(compat_graphs, "current_verify_state", lambda worker: worker.graphs)
     monkeypatch.setattr(compat_graphs, "build_verify_state", build)
     monkeypatch.setattr(compat_graphs, "apply_verify_state", apply)
+    monkeypatch.setattr(compat_graphs, "build_catch_up_state", build_catch_up)
     monkeypatch.setattr(compat_plain, "build_plain_state", build_plain)
     return sizes
 
 
-def make_states(worker, sizes, *, capture=True, keeps_features=True):
+def make_states(worker, sizes, *, capture=True, window=LIMIT):
     from sgl_eagle.plugin.runtime_states import RuntimeStates
 
-    return RuntimeStates(worker, sizes, capture=capture, keeps_features=keeps_features)
+    return RuntimeStates(worker, sizes, capture=capture, window=window)
 
 
 def make_worker():
-    draft_worker = SimpleNamespace(speculative_num_draft_tokens=LIMIT)
+    processor = SimpleNamespace(_get_logits="scores")
+    draft_worker = SimpleNamespace(
+        speculative_num_draft_tokens=LIMIT,
+        topk=4,
+        draft_runner=SimpleNamespace(model=SimpleNamespace(logits_processor=processor)),
+    )
     return SimpleNamespace(
         speculative_num_draft_tokens=LIMIT, draft_worker=draft_worker, graphs="SGLang's"
     )
@@ -74,15 +84,15 @@ def test_a_size_is_active_for_as_long_as_the_round(built, fails):
 
 
 @pytest.mark.parametrize(
-    ("keeps_features", "graphs"),
+    ("window", "graphs"),
     [
-        (False, "plain graphs beside graphs of 1"),
-        (True, "plain graphs beside graphs of 1, with features"),
+        (None, "plain graphs beside graphs of 1"),
+        (LIMIT, "plain graphs beside graphs of 1, with features"),
     ],
 )
-def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps_features, graphs):
+def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, window, graphs):
     worker = make_worker()
-    states = make_states(worker, (1, LIMIT), keeps_features=keeps_features)
+    states = make_states(worker, (1, LIMIT), window=window)
     with states.plain():
         assert worker.graphs == graphs
         assert worker.draft_worker.speculative_num_draft_tokens == 1
@@ -91,9 +101,23 @@ def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps
     assert built == [1]
 
 
+def test_a_draft_that_catches_up_scores_nothing(built):
+    worker = make_worker()
+    states = make_states(worker, (1, 4, LIMIT), window=4)
+    processor = worker.draft_worker.draft_runner.model.logits_processor
+    with states.catching_up(4):
+        assert worker.graphs == "4 tokens without scores beside graphs of 4"
+        assert worker.draft_worker.speculative_num_draft_tokens == 4
+        assert processor._get_logits != "scores"
+    assert worker.graphs == "SGLang's"
+    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    assert processor._get_logits == "scores"
+    assert built == [4, 1]
+
+
 def test_without_graphs_only_the_size_changes(built):
     worker = make_worker()
-    states = make_states(worker, (1, 4), capture=False)
+    states = make_states(worker, (1, 4), capture=False, window=4)
     assert not states.captured
     with states.active(4):
         assert worker.draft_worker.speculative_num_draft_tokens == 4
