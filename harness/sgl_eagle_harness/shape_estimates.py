@@ -162,7 +162,7 @@ class ShapeTimes:
         observed, num_rounds = float(ratios.sum()), len(ratios)
         self._ranges.decay(num_rounds)
         self._shapes.decay(num_rounds)
-        place = self._range_of(batch_size)
+        place = self.range_of(batch_size)
         self._ranges.add(np.array([place]), observed, num_rounds)
         cell = place * self._shapes.expected.shape[1] + shape
         self._shapes.add(np.array([cell]), observed, num_rounds)
@@ -177,7 +177,7 @@ class ShapeTimes:
             [J] float64.
         """
         towards = self._ranges.values()[:, None]
-        return np.asarray(self._shapes.values(towards=towards)[self._range_of(batch_size)])
+        return np.asarray(self._shapes.values(towards=towards)[self.range_of(batch_size)])
 
     def unknown_share(self, batch_size: int) -> FloatArray:
         """How far each shape is known from the table and other shapes alone.
@@ -188,10 +188,18 @@ class ShapeTimes:
         Returns:
             [J] float64 in (0, 1], 1 for shapes that have not run.
         """
-        num_rounds = self._shapes.expected[self._range_of(batch_size)]
+        num_rounds = self._shapes.expected[self.range_of(batch_size)]
         return np.asarray(PRIOR_ROUNDS / (PRIOR_ROUNDS + num_rounds))
 
-    def _range_of(self, batch_size: int) -> int:
+    def range_of(self, batch_size: int) -> int:
+        """The range of batch sizes that one lies in.
+
+        Args:
+            batch_size: Requests decoded together, at least 1.
+
+        Returns:
+            Index among the G ranges.
+        """
         return int(np.searchsorted(self._edges, batch_size, side="right")) - 1
 
 

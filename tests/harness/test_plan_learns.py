@@ -54,7 +54,7 @@ def make_tree(rng, *, ease, trust) -> Tree:
 
 
 def share_of_best(rng, trees, *, batch_size, wrong_by, num_rounds=3000):
-    """Tokens a microsecond over those of the best fixed shape, and the shapes that ran."""
+    """Tokens a microsecond over those of the best fixed shape; shapes that ran, trials apart."""
     plan = make_plan()
     correct = {
         shape: np.array([tree.num_correct(shape) for tree in trees]) if shape.num_steps else None
@@ -92,7 +92,7 @@ def share_of_best(rng, trees, *, batch_size, wrong_by, num_rounds=3000):
         )
         num_tokens += batch_size + int(found.sum())
         elapsed += took
-        shapes.append(shape)
+        shapes.append(policy.running_shape)
     return num_tokens / elapsed / (batch_size * best), shapes
 
 

@@ -33,12 +33,15 @@ MARGIN = 0.02
 """Share by which another shape must be predicted to be better before it replaces the one that runs;
 about what the estimates move between two refreshes by chance."""
 DOUBT = 0.2
-"""Share by which a shape that never ran may be better than predicted; less if it has run."""
+"""Share by which a shape that never ran may be better than predicted, or worse; less if it has
+run."""
 TRIAL_ROUNDS = 4
-REFRESHES_BETWEEN_TRIALS = 4
-"""So at most 4 rounds of 512 run a shape for the sake of knowing it, one that is predicted to be
-worse by 20 % at most: 0.16 % of the throughput where the prediction is right, and 0.8 % times the
-fault where it is not."""
+"""Rounds that run a shape for the sake of knowing it, at most once between two refreshes."""
+TRIAL_SHARE = 0.005
+"""Share of the time that trials may cost, should their shapes be as bad as doubt allows. Each range
+of batch sizes saves up for its own: the dearer a trial, the rarer."""
+MOST_SAVED_ROUNDS = 8.0
+"""Rounds that may be saved up, so that hours without a trial do not lead to many in a row."""
 
 _Key = tuple[int, float]
 """Batch size, and the context that stands for those that share a plan."""
@@ -91,7 +94,7 @@ class OnlinePlanPolicy:
         self._running: int | None = None
         self._latest: _Key | None = None
         self._trial: _Trial | None = None
-        self._num_refreshes = 0
+        self._saved_rounds = np.zeros(len(batch_edges))
         self.limits: TreeLimits = plan.limits
 
     @property
@@ -231,10 +234,10 @@ class OnlinePlanPolicy:
         drafts = tuple(map(tuple, self._yield.expected_drafts().tolist()))
         self._plan = replace(self._plan, expected_drafts=drafts)
         self._chosen.clear()
-        self._num_refreshes += 1
-        self._trial = None
-        if self._num_refreshes % REFRESHES_BETWEEN_TRIALS == 0 and self._latest is not None:
-            self._trial = self._find_trial(self._latest)
+        for rows in seen.steps:
+            self._saved_rounds[self._times.range_of(rows.batch_size)] += TRIAL_SHARE
+        self._saved_rounds = np.minimum(self._saved_rounds, MOST_SAVED_ROUNDS)
+        self._trial = None if self._latest is None else self._start_trial(self._latest)
 
     def _learn_yields(self, seen: Observations) -> None:
         self._calibration.observe(*seen.nodes())
@@ -263,13 +266,23 @@ class OnlinePlanPolicy:
                 batch_size, index, elapsed_us=np.array(elapsed_us), expected_us=expected_us
             )
 
-    def _find_trial(self, key: _Key) -> _Trial | None:
-        # The shape that is most likely to be better than the one that runs, in spite of all.
+    def _start_trial(self, key: _Key) -> _Trial | None:
+        # Of the shape that is most likely to be better than the one that runs, in spite of all.
         speed, running = self.shape_tok_per_us(*key), self._choose(key, self._running)
-        hoped = speed * (1 + DOUBT * self._times.unknown_share(key[0]))
+        doubt = DOUBT * self._times.unknown_share(key[0])
+        hoped = speed * (1 + doubt)
         hoped[running] = speed[running]
         best = int(hoped.argmax())
-        return None if best == running else _Trial(key, best)
+        if best == running:
+            return None
+        us = self._plan.shape_us(*key) * self._times.ratios(key[0])
+        worst = speed[best] * (1 - doubt[best]) / speed[running]
+        cost_rounds = TRIAL_ROUNDS * (us[best] / us[running]) * max(0.0, 1 - worst)
+        place = self._times.range_of(key[0])
+        if cost_rounds > self._saved_rounds[place]:
+            return None
+        self._saved_rounds[place] -= cost_rounds
+        return _Trial(key, best)
 
 
 def _mean(lengths: IntArray) -> float:
