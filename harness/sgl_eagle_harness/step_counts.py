@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -83,6 +84,37 @@ class StepCounts:
         self.correct_ct += sum(num_correct_drafts.tolist())
         self.verify_size_ct.update(sizes)
         self.depth_ct.update(depths.tolist())
+
+    def add_step_of_one_size(
+        self,
+        *,
+        wanted: bool,
+        num_drafted: int,
+        num_draft_tokens: int,
+        depth: int,
+        num_correct_drafts: Sequence[int],
+    ) -> None:
+        """Count one step of B requests whose trees are of one size.
+
+        Args:
+            wanted: Whether the policy wanted drafts.
+            num_drafted: Nodes drafted for each, root excluded.
+            num_draft_tokens: Nodes verified of each, root included, padding excluded.
+            depth: Levels drafted, 0 if nothing was.
+            num_correct_drafts: B counts.
+        """
+        num_rows, speculated = len(num_correct_drafts), depth > 0
+        self.step_ct += 1
+        if not num_rows:
+            return
+        self.row_ct += num_rows
+        self.speculated_ct += num_rows * speculated
+        self.invalid_row_ct += num_rows * (wanted and not speculated)
+        self.drafted_ct += num_rows * num_drafted
+        self.proposed_ct += num_rows * (num_draft_tokens - 1)
+        self.correct_ct += sum(num_correct_drafts)
+        self.verify_size_ct[num_draft_tokens] += num_rows
+        self.depth_ct[depth] += num_rows
 
     def copy(self) -> StepCounts:
         """The counts as they stand.

@@ -70,8 +70,12 @@ class AcceptAlarm:
         """
         if step.drafted is None:
             return
-        rows = step.counted & (step.num_draft_tokens > 1)
-        correct = (step.num_accept_tokens[rows] - 1).tolist()
+        sizes = step.common_sizes
+        if sizes is not None and sizes.num_draft_tokens > 1:
+            rows, correct = step.counted, step.num_correct_drafts
+        else:
+            rows = step.counted & (step.num_draft_tokens > 1)
+            correct = (step.num_accept_tokens[rows] - 1).tolist()
         self._num_passes += len(correct)
         self._num_correct_drafts += sum(correct)
         self._all_were_kept = self._all_were_kept and 0 not in correct

@@ -337,8 +337,14 @@ def run_builtin_step(step: Any, batch: Any, **arguments: Any) -> Any:
 
 
 def _call_with_known(function: Any, batch: Any, arguments: dict[str, Any]) -> Any:
-    known = inspect.signature(function).parameters
+    known = _parameters(getattr(function, "__func__", function))
     return function(batch, **{name: arguments[name] for name in arguments if name in known})
+
+
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    # Kept, since every round calls the same two, and to look takes as long as some of its stages.
+    return frozenset(inspect.signature(function).parameters)
 
 
 def make_plain_input(worker: Any, batch: Any) -> Any:

@@ -126,7 +126,7 @@ def cached_lengths(batch: Any) -> IntArray:
         [B] int64, at least 1; those of the step before where its result is still on the device.
     """
     if batch.seq_lens_cpu is not None:
-        return np.asarray(batch.seq_lens_cpu.numpy().astype(np.int64))
+        return np.array(batch.seq_lens_cpu.numpy(), np.int64)
     return np.array([max(1, cached_length(request)) for request in batch.reqs], np.int64)
 
 
@@ -227,3 +227,15 @@ def num_accept_tokens(result: Any) -> IntArray:
         [B] int64, bonus token included.
     """
     return np.asarray(result.accept_lens.numpy().astype(np.int64))
+
+
+def num_correct_drafts(result: Any) -> list[int]:
+    """Drafts that the target kept in a step.
+
+    Args:
+        result: SGLang's `GenerationBatchResult` of a verify step, on the host.
+
+    Returns:
+        B counts, bonus tokens excluded.
+    """
+    return [count - 1 for count in result.accept_lens.tolist()]

@@ -50,7 +50,13 @@ class DraftBacklog:
         self.window = window
         self._num_rows = num_rows
         self._counts: dict[str, int] = {}
+        self._num_kept = 0
         self._tokens = self._features = torch.empty(0)  # made when the features are known
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any request, as in a server that always speculates."""
+        return not self._num_kept
 
     def counts(self, names: Sequence[str]) -> IntArray:
         """How much is kept of some requests; others are forgotten.
@@ -63,6 +69,7 @@ class DraftBacklog:
         """
         if list(self._counts) != list(names):
             self._counts = {name: self._counts.get(name, 0) for name in names}
+            self._num_kept = sum(self._counts.values())
         return np.fromiter(self._counts.values(), np.int64, len(names))
 
     def clear(self, names: Sequence[str]) -> None:
@@ -71,7 +78,8 @@ class DraftBacklog:
         Args:
             names: Theirs.
         """
-        self._counts |= dict.fromkeys(names, 0)
+        for name in names:
+            self._num_kept -= self._counts.pop(name, 0)
 
     def add(
         self,
@@ -102,8 +110,10 @@ class DraftBacklog:
         places = lengths % self.window
         self._tokens[rows, places] = tokens.to(torch.int64)
         self._features[rows, places] = features
+        counts = self._counts
         for name in names:
-            self._counts[name] += 1
+            counts[name] = counts.get(name, 0) + 1
+        self._num_kept += len(names)
 
     def take(self, rows: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Windows of what is kept, from the oldest token on.

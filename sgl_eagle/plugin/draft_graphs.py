@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,14 @@ class DraftGraphs:
             self._sizes,
             time.perf_counter() - started,
         )
+
+    def context(self) -> AbstractContextManager[None]:
+        """None: what the draft model looks up was looked up when it was captured.
+
+        Returns:
+            To be entered around everything else.
+        """
+        return nullcontext()
 
     def fits(self, num_rows: int) -> bool:
         """Whether a batch is at most as large as the largest captured one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sgl_eagle.plugin import compat, compat_graphs
@@ -28,6 +29,14 @@ class DraftSteps(Protocol):
 
     chooses: bool
     topk: int
+
+    def context(self) -> AbstractContextManager[None]:
+        """Settings under which the steps run.
+
+        Returns:
+            To be entered around everything else.
+        """
+        ...
 
     def start(self, batch: Any) -> DraftBuffers:
         """Take over a batch; its roots' children are not known yet.
@@ -88,6 +97,14 @@ class EagerSteps:
         self._worker = worker
         self.chooses = chooses
         self.topk = topk
+
+    def context(self) -> AbstractContextManager[None]:
+        """SGLang's, of its draft model.
+
+        Returns:
+            To be entered around everything else.
+        """
+        return compat.draft_context()
 
     def start(self, batch: Any) -> DraftBuffers:
         """Take over a batch.

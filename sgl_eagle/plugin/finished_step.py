@@ -8,16 +8,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sgl_eagle.plugin.compat_requests import emitted_tokens, num_accept_tokens
+from sgl_eagle.plugin.compat_requests import (
+    emitted_tokens,
+    num_accept_tokens,
+    num_correct_drafts,
+)
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
+
+
+class TreeSizes(NamedTuple):
+    """How large one tree is.
+
+    Attributes:
+        num_drafted: Nodes drafted, root excluded.
+        num_draft_tokens: Nodes verified, root included, padding excluded.
+        depth: Levels drafted; 0 is plain decoding.
+    """
+
+    num_drafted: int
+    num_draft_tokens: int
+    depth: int
+
+
+PLAIN = TreeSizes(num_drafted=0, num_draft_tokens=1, depth=0)
 
 
 class Drafted(Protocol):
     """What was drafted for a batch of B requests, and what of it was verified."""
+
+    @property
+    def common_sizes(self) -> TreeSizes | None:
+        """Sizes of all trees, where it takes no look at each to know that they are the same."""
+        ...
 
     @property
     def trees(self) -> CandidateTrees:
@@ -74,6 +100,11 @@ class DraftedTrees:
     trees: CandidateTrees
     columns: IntArray
     speculating: BoolArray
+
+    @property
+    def common_sizes(self) -> None:
+        """Nothing: trees of a policy that decides differ."""
+        return
 
     @cached_property
     def num_drafted(self) -> IntArray:
@@ -147,6 +178,20 @@ class FinishedStep:
     def num_accept_tokens(self) -> IntArray:
         """[B] int64, bonus token included."""
         return num_accept_tokens(self.result)
+
+    @cached_property
+    def num_correct_drafts(self) -> list[int]:
+        """Drafts that the target kept, of each counted row."""
+        # Lists: NumPy takes longer to begin than to look at as many rows as a batch has.
+        counts = num_correct_drafts(self.result)
+        if isinstance(self.counted_rows, slice):
+            return counts
+        return [counts[row] for row in self.counted_rows.tolist()]
+
+    @property
+    def common_sizes(self) -> TreeSizes | None:
+        """Sizes of all trees, where it takes no look at each to know that they are the same."""
+        return PLAIN if self.drafted is None else self.drafted.common_sizes
 
     @property
     def speculating(self) -> BoolArray:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sgl_eagle.plugin.finished_step import TreeSizes
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_harness.tree_build import select_rerank
 from sgl_eagle_harness.types import (
@@ -23,6 +24,8 @@ from sgl_eagle_harness.types import (
 
 _INFINITE = 0x7F800000
 """Exponent bits of the float32 numbers that are not finite."""
+_NEGATIVE = -0x80000000
+"""Sign bit of an int32."""
 
 
 class _Sizes(NamedTuple):
@@ -98,25 +101,18 @@ class ForeseenTrees:
 
     @cached_property
     def _sizes(self) -> _Sizes:
-        limits, num_rows = self.limits, len(self.mail)
-        if self._is_complete():
-            drafted = np.full(num_rows, limits.topk + (limits.num_steps - 1) * limits.topk**2)
-            depths = np.full(num_rows, limits.num_steps)
-        else:
-            valid = self.trees.valid
-            drafted = np.asarray(valid.sum(axis=1))
-            depths = np.asarray((valid * self.trees.depths).max(axis=1, initial=0))
-        return _Sizes(drafted, 1 + np.minimum(drafted, limits.num_draft_tokens - 1), depths)
+        if self.common_sizes is not None:
+            return _alike(len(self.mail), self.common_sizes)
+        valid = self.trees.valid
+        drafted = np.asarray(valid.sum(axis=1))
+        depths = np.asarray((valid * self.trees.depths).max(axis=1, initial=0))
+        return _Sizes(drafted, 1 + np.minimum(drafted, self.limits.num_draft_tokens - 1), depths)
 
-    def _is_complete(self) -> bool:
-        # Whether every node of every level is there, and no row stopped early.
-        num_steps, topk, branches = self.limits.num_steps, self.limits.topk, self.layout.branches
-        frontiers = self.layout.frontiers(self.mail).reshape(len(self.mail), -1, branches)
-        bits = self.layout.log_prob_bits(self.mail, num_steps)
-        parts = bits[:, :1, :1, :topk], bits[:, 1:, :topk, :topk]
-        return bool((frontiers[:, : num_steps - 1, :topk] >= 0).all()) and all(
-            bool(((part & _INFINITE) != _INFINITE).all()) for part in parts
-        )
+    @cached_property
+    def common_sizes(self) -> TreeSizes | None:
+        """Sizes of all trees; None if one lacks a node of a level, or stopped early."""
+        bits, lacking, sizes = _complete(self.layout, self.limits)
+        return None if ((self.mail & bits) == lacking).any() else sizes
 
 
 def join_trees(rows: Sequence[ForeseenTrees]) -> ForeseenTrees:
@@ -190,6 +186,32 @@ def assemble_trees(
         valid=valid,
         level_starts=starts,
     )
+
+
+@lru_cache
+def _complete(
+    layout: RoundMail, limits: TreeLimits
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], TreeSizes]:
+    # [1, width] bits of a row of mail that tell whether a tree lacks something, what they are then,
+    # and the sizes of trees that lack nothing. Numbers that tell nothing are never as they say.
+    num_steps, topk = limits.num_steps, limits.topk
+    bits = np.zeros((1, layout.width), np.int32)
+    frontiers = layout.frontiers(bits).reshape(1, -1, layout.branches)
+    frontiers[:, : num_steps - 1, :topk] = _NEGATIVE
+    levels = layout.log_prob_bits(bits, num_steps)
+    levels[:, :1, :1, :topk] = levels[:, 1:, :topk, :topk] = _INFINITE
+    num_drafted = topk + (num_steps - 1) * topk**2
+    num_draft_tokens = 1 + min(num_drafted, limits.num_draft_tokens - 1)
+    return bits, np.where(bits == 0, 1, bits), TreeSizes(num_drafted, num_draft_tokens, num_steps)
+
+
+@lru_cache
+def _alike(num_rows: int, sizes: TreeSizes) -> _Sizes:
+    # Whoever asks shares them.
+    arrays = [np.full(num_rows, size) for size in sizes]
+    for array in arrays:
+        array.flags.writeable = False
+    return _Sizes(*arrays)
 
 
 @lru_cache

@@ -11,8 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sgl_eagle.plugin.compat_requests import is_over, still_running
 from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
@@ -46,8 +45,7 @@ class StepListener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
+class _Launched(NamedTuple):
     requests: list[Any]
     drafted: Drafted | Callable[[], Drafted] | None
     result: Any
@@ -216,9 +214,19 @@ class StepObserver:
         self._dropped_logged = dropped_ct
 
     def _count(self, step: FinishedStep) -> None:
+        self._batch_size = step.batch_size
+        sizes = step.common_sizes
+        if sizes is not None:
+            self.counts.add_step_of_one_size(
+                wanted=step.drafted is not None,
+                num_drafted=sizes.num_drafted,
+                num_draft_tokens=sizes.num_draft_tokens,
+                depth=sizes.depth,
+                num_correct_drafts=step.num_correct_drafts,
+            )
+            return
         rows = step.counted_rows
         depths = step.depths[rows]
-        self._batch_size = step.batch_size
         self.counts.add_step(
             wanted=step.speculating[rows],
             speculated=depths > 0,

@@ -37,7 +37,7 @@ class PlainRounds:
         Returns:
             [B] int64.
         """
-        if self._backlog is None:
+        if self._backlog is None or self._backlog.is_empty:
             return np.zeros(len(names), np.int64)
         return self._backlog.counts(names)
 
@@ -76,8 +76,10 @@ class PlainRounds:
             at_once: Whether somebody drafts in this round; else it may wait for a full window.
         """
         backlog = self._backlog
+        if backlog is None or backlog.is_empty:
+            return
         most = int(num_unseen.max(initial=0))
-        if backlog is None or not most or not (at_once or most == backlog.window):
+        if not most or not (at_once or most == backlog.window):
             return
         counts, window = torch.from_numpy(num_unseen), backlog.window
         state = self._states.active(window) if at_once else self._states.catching_up(window)

@@ -38,6 +38,7 @@ class RequestTiers:
             tiers: Tiers by request, as after some steps; none by default.
         """
         self._tiers = tiers or {}
+        self._names = list(self._tiers)
         self._switch_ct = 0
 
     def choose(
@@ -54,7 +55,8 @@ class RequestTiers:
         Returns:
             The choice.
         """
-        if list(self._tiers) != names:
+        if self._names != names:
+            self._names = names
             self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
         tiers = list(self._tiers.values())
         before = sum(tier.switch_ct for tier in tiers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from sgl_eagle.plugin import compat, compat_graphs, compat_plain
@@ -69,8 +71,7 @@ class RuntimeStates:
         """
         return next(size for size in self.sizes if size >= num_nodes)
 
-    @contextlib.contextmanager
-    def active(self, size: int) -> Iterator[None]:
+    def active(self, size: int) -> AbstractContextManager[None]:
         """Verify and draft-extend trees of one size.
 
         SGLang's own state, with which it prefills, is back afterwards.
@@ -78,23 +79,20 @@ class RuntimeStates:
         Args:
             size: One of `sizes`.
 
-        Yields:
-            None.
+        Returns:
+            To be entered.
         """
-        with self._applied(self._states.get(size), size):
-            yield
+        return self._applied(self._states.get(size), size)
 
-    @contextlib.contextmanager
-    def plain(self) -> Iterator[None]:
+    def plain(self) -> AbstractContextManager[None]:
         """Decode without trees, and draft-extend one token a request.
 
         Only where 1 is among `sizes`. SGLang's own state is back afterwards.
 
-        Yields:
-            None.
+        Returns:
+            To be entered.
         """
-        with self._applied(self._plain, 1):
-            yield
+        return self._applied(self._plain, 1)
 
     @contextlib.contextmanager
     def catching_up(self, window: int) -> Iterator[None]:
@@ -112,16 +110,30 @@ class RuntimeStates:
         with self._applied(self._catching_up, window), scores_nothing:
             yield
 
-    @contextlib.contextmanager
-    def _applied(self, state: Any, size: int) -> Iterator[None]:
+    def _applied(self, state: Any, size: int) -> AbstractContextManager[None]:
+        return _Applied(self._worker, size, state, self._base)
+
+
+class _Applied:
+    # A class, since a generator takes longer, and every round enters some.
+    __slots__ = ("_base", "_limit", "_size", "_state", "_worker")
+
+    def __init__(self, worker: Any, size: int, state: Any, base: Any) -> None:
+        self._worker, self._size, self._state, self._base = worker, size, state, base
+
+    def __enter__(self) -> None:
         draft = self._worker.draft_worker
-        limit = draft.speculative_num_draft_tokens
-        draft.speculative_num_draft_tokens = size
-        if state is not None:
-            compat_graphs.apply_verify_state(self._worker, state)
-        try:
-            yield
-        finally:
-            draft.speculative_num_draft_tokens = limit
-            if state is not None:
-                compat_graphs.apply_verify_state(self._worker, self._base)
+        self._limit = draft.speculative_num_draft_tokens
+        draft.speculative_num_draft_tokens = self._size
+        if self._state is not None:
+            compat_graphs.apply_verify_state(self._worker, self._state)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._worker.draft_worker.speculative_num_draft_tokens = self._limit
+        if self._state is not None:
+            compat_graphs.apply_verify_state(self._worker, self._base)

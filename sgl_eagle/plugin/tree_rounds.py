@@ -65,6 +65,8 @@ class TreeRounds:
         self._foreseen_sizes: set[int] = set()
         self._prepared: PreparedVerify | None = None
         self._latest_size: int | None = None
+        self._latest_policy: SpecPolicy | None = None
+        self._latest_decides_nothing = False
         self._capture_steps(policy)
 
     def settle(self, policy: SpecPolicy, states: RuntimeStates) -> None:
@@ -76,6 +78,7 @@ class TreeRounds:
         """
         if policy.limits is None:
             return
+        self._latest_policy = None
         graphs, topk = self._graphs, policy.limits.topk
         chooses = confidence_order(policy) is not None
         if graphs is not None and (graphs.chooses, graphs.topk) != (chooses, topk):
@@ -110,10 +113,11 @@ class TreeRounds:
         policy, num_rows = choice.policy, len(choice.speculating)
         limits = policy.limits
         assert limits is not None  # of rounds that draft
-        order = confidence_order(policy, num_rows)
-        steps = self._steps(num_rows, chooses=order is not None, topk=limits.topk)
-        with compat.draft_context():
-            if self._can_foresee(policy, choice):
+        foresees = self._can_foresee(policy) and bool(choice.speculating.all())
+        chooses = foresees or confidence_order(policy, num_rows) is not None
+        steps = self._steps(num_rows, chooses=chooses, topk=limits.topk)
+        with steps.context():
+            if foresees:
                 foreseen = self._foresee(limits, states, steps, batch, clock, observer)
                 if foreseen is not None:
                     return foreseen
@@ -127,10 +131,14 @@ class TreeRounds:
         with clock.stage("pack"), states.active(packed.tokens.shape[1]):
             return self._send(packed, drafter)
 
-    def _can_foresee(self, policy: SpecPolicy, choice: TierChoice) -> bool:
-        if policy.limits is None or policy.limits.num_draft_tokens not in self._foreseen_sizes:
-            return False
-        return decides_nothing(policy) and bool(choice.speculating.all())
+    def _can_foresee(self, policy: SpecPolicy) -> bool:
+        # The same few policies are asked about in every round.
+        if policy is not self._latest_policy:
+            self._latest_policy = policy
+            limits = policy.limits
+            fits = limits is not None and limits.num_draft_tokens in self._foreseen_sizes
+            self._latest_decides_nothing = fits and decides_nothing(policy)
+        return self._latest_decides_nothing
 
     def _capture_trees(self, states: RuntimeStates, size: int) -> bool:
         # Whether rounds of this size can be foreseen.
@@ -182,7 +190,8 @@ class TreeRounds:
         if observer is not None:
             observer.drafted(late)
         if layout.buffer is None or not states.captured:
-            return make_verify_input(self._worker, trees)
+            with clock.stage("verify"):
+                return make_verify_input(self._worker, trees)
         with states.active(size), clock.stage("verify"):
             return prepare_verify(self._worker, batch, trees).verify_input
 

@@ -239,8 +239,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                     num_steps=batch.spec_info.spec_steps,
                     grammar_barrier=grammar_barrier,
                 )
-            if on_publish is not None:
-                on_publish(result.new_seq_lens)
+                if on_publish is not None:
+                    on_publish(result.new_seq_lens)
             if self._policy.limits is None:
                 # Nobody will ever draft from the cache.
                 compat_plain.leave_out_children(result.next_draft_input, topk=self.topk)

@@ -32,6 +32,31 @@ def test_sums_and_ratios_by_hand():
     assert counts.depth_ct == {0: 2, 2: 2, 3: 2}
 
 
+@pytest.mark.parametrize("correct", [[2, 0, 1], []])
+@pytest.mark.parametrize(
+    ("wanted", "drafted", "size", "depth"), [(1, 20, 8, 3), (0, 0, 1, 0), (1, 0, 1, 0)]
+)
+def test_trees_of_one_size_count_as_trees_of_any(correct, wanted, drafted, size, depth):
+    alike, each = StepCounts(), StepCounts()
+    num_rows = len(correct)
+    alike.add_step_of_one_size(
+        wanted=bool(wanted),
+        num_drafted=drafted,
+        num_draft_tokens=size,
+        depth=depth,
+        num_correct_drafts=correct,
+    )
+    each.add_step(
+        wanted=np.full(num_rows, bool(wanted)),
+        speculated=np.full(num_rows, depth > 0),
+        num_drafted=np.full(num_rows, drafted),
+        num_draft_tokens=np.full(num_rows, size),
+        depths=np.full(num_rows, depth),
+        num_correct_drafts=np.array(correct, np.int64),
+    )
+    assert alike == each
+
+
 def test_drafts_that_were_wanted_and_missing_are_counted():
     counts = StepCounts()
     nothing = np.zeros(3, np.int64)

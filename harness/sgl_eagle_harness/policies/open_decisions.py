@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
+from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
@@ -35,8 +37,9 @@ def open_decisions(policy: SpecPolicy, batch_size: int | None = None) -> OpenDec
         The decisions; none of a policy that plans its rounds, since a round's depth and size are
         settled before it starts.
     """
-    if isinstance(policy, PlannedPolicy) and policy.limits is not None:
-        return OpenDecisions(num_certain_steps=policy.limits.num_steps - 1, chooses_tree=False)
+    limits = policy.limits
+    if limits is not None and _plans(policy):
+        return OpenDecisions(num_certain_steps=limits.num_steps - 1, chooses_tree=False)
     order = confidence_order(policy, batch_size)
     if order is None:
         return OpenDecisions(num_certain_steps=0, chooses_tree=True)
@@ -55,7 +58,7 @@ def decides_nothing(policy: SpecPolicy) -> bool:
         True if its draft steps and verified nodes follow from confidences alone.
     """
     limits = policy.limits
-    if limits is None or isinstance(policy, PlannedPolicy):
+    if limits is None or _plans(policy):
         return False
     nothing = OpenDecisions(num_certain_steps=limits.num_steps - 1, chooses_tree=False)
     return open_decisions(policy) == nothing
@@ -70,4 +73,8 @@ def may_decide_nothing(policy: SpecPolicy) -> bool:
     Returns:
         True also for policies that settle each round before it starts.
     """
-    return decides_nothing(policy) or isinstance(policy, PlannedPolicy)
+    return decides_nothing(policy) or _plans(policy)
+
+
+def _plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:
+    return fulfils(policy, PlannedPolicy)

@@ -55,7 +55,14 @@ def test_what_the_draft_has_seen_is_not_counted_again():
     keep(backlog, ["a", "b"], [1, 2], [6, 7])
     assert backlog.counts(["a", "b"]).tolist() == [1, 2]
     assert backlog.counts(["b"]).tolist() == [2]
+    assert not backlog.is_empty
     assert backlog.counts(["a", "b"]).tolist() == [0, 2]
+    backlog.clear(["b"])
+    assert backlog.is_empty
+    keep(backlog, ["b", "a"], [2, 1], [8, 7])
+    assert not backlog.is_empty
+    backlog.counts(())
+    assert backlog.is_empty
 
 
 def test_what_was_made_while_costs_were_measured_can_be_written_afterwards():

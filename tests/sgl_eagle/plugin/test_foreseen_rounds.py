@@ -167,6 +167,8 @@ def test_sizes_are_those_of_the_trees_whatever_the_draft_lacks(fault, depth):
     trees = DraftedTrees(trees=again.trees, columns=again.columns, speculating=again.speculating)
     for size_of in ("num_drafted", "num_draft_tokens", "depths"):
         assert getattr(found, size_of).tolist() == getattr(trees, size_of).tolist()
+    lacking = {"no frontier": depth > 1, "no probability": True, "beyond": depth == NUM_STEPS}
+    assert (found.common_sizes is None) == lacking.get(fault, False)
     row, whole = found.row(1), trees.row(1)
     assert row.num_drafted.tolist() == whole.num_drafted.tolist() == [found.num_drafted[1]]
     valid = row.trees.valid
