@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sgl_eagle.plugin.draft_segment import DraftBuffers
 from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
-from sgl_eagle_kernels.tree_select import select_trees
+from sgl_eagle_kernels import draft_mail
+from sgl_eagle_kernels.tree_select import MAX_SIZE, select_trees
 
 _LARGEST_FINITE = 0x7F7FFFFF
 """Bits of the largest float32."""
@@ -48,6 +49,18 @@ def write_trees(buffers: DraftBuffers, out: TreeTensors, *, shows_prefix: bool) 
     """
     mail = buffers.mail
     num_rows, num_draft_tokens = out.numbers.shape[1:]
+    if buffers.fit_kernels and num_draft_tokens <= MAX_SIZE:
+        draft_mail.write_trees(
+            mail,
+            buffers.seq_lens,
+            out.numbers,
+            out.mask,
+            num_steps=buffers.layout.num_steps,
+            topk=buffers.topk,
+            branches=buffers.layout.branches,
+            shows_prefix=shows_prefix,
+        )
+        return
     tokens, paths, parents, depths = _all_nodes(buffers)
     # Reversed bits of a magnitude are a probability in the same order, ties included.
     magnitude = paths.abs().view(torch.int32)

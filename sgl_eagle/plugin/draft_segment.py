@@ -7,6 +7,7 @@ server takes the first `topk` of a node's T children, and leaves the last branch
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +18,11 @@ from sgl_eagle.plugin import compat
 from sgl_eagle.plugin.draft_head import run_step
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.round_mail import RoundMail
+from sgl_eagle_kernels import draft_mail
 from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
+
+TREE_KERNELS_VARIABLE = "SGL_EAGLE_TREE_KERNELS"
+"""0 lets torch choose frontiers and lay out trees on a GPU too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,12 @@ class DraftBuffers:
             widths=zeros(num_rows),
         )
 
+    @property
+    def fit_kernels(self) -> bool:
+        """Whether one kernel can make each choice that torch makes by many small ones."""
+        on_gpu = self.mail.is_cuda and self.topk <= draft_mail.MAX_TOPK
+        return on_gpu and os.environ.get(TREE_KERNELS_VARIABLE) != "0"
+
     def first(self, num_rows: int) -> DraftBuffers:
         """The first rows of each.
 
@@ -135,6 +146,17 @@ def choose_frontier(buffers: DraftBuffers, step: int) -> None:
         step: 0-based draft step that expands the nodes; before the first, the level is one node's.
     """
     layout, branches, topk = buffers.layout, buffers.layout.branches, buffers.topk
+    if buffers.fit_kernels:
+        draft_mail.choose_frontier(
+            buffers.mail,
+            buffers.paths,
+            buffers.widths,
+            buffers.choice,
+            num_steps=layout.num_steps,
+            topk=topk,
+            step=step,
+        )
+        return
     num_parents = 1 if step == 0 else topk
     level = layout.level(buffers.mail, step)
     log_probs = level[:, 1, :num_parents, :topk].view(torch.float32)

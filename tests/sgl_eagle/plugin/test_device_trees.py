@@ -8,7 +8,7 @@ from sgl_eagle.plugin.foreseen_trees import assemble_trees
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.types import BatchContext, TreeLimits
 
-pytestmark = pytest.mark.reference
+pytest.importorskip("torch", reason="needs torch")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUM_ROWS, BRANCHES, NUM_STEPS = 5, 3, 4
