@@ -244,7 +244,7 @@ def tree_mask_layout(target_worker: Any, num_rows: int) -> tuple[bool, Tensor | 
     if mask is not None:
         return mask.mode == TreeMaskMode.FULL_MASK, mask.buffer if mask.fits(num_rows) else None
     # On a CPU the default is what its AMX backend reads, whichever backend runs.
-    return default_tree_mask_mode() == TreeMaskMode.FULL_MASK or _is_triton(backend), None
+    return default_tree_mask_mode() == TreeMaskMode.FULL_MASK or not _is_amx(backend), None
 
 
 def reads_mask_late(target_worker: Any) -> bool:
@@ -259,6 +259,12 @@ def reads_mask_late(target_worker: Any) -> bool:
         True for SGLang's Triton backend; False for every other one, known or not.
     """
     return _is_triton(target_worker.model_runner.attn_backend)
+
+
+def _is_amx(backend: Any) -> bool:
+    from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
+
+    return isinstance(backend, IntelAMXAttnBackend)
 
 
 def _is_triton(backend: Any) -> bool:

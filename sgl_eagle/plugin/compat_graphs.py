@@ -107,8 +107,11 @@ def reads_slots_early(draft_worker: Any) -> bool:
     Returns:
         True for FlashAttention.
     """
-    names = {cls.__name__ for cls in type(draft_worker.draft_attn_backend).__mro__}
-    return "FlashAttentionMultiStepBackend" in names
+    return _is_a(draft_worker.draft_attn_backend, "FlashAttentionMultiStepBackend")
+
+
+def _is_a(backend: Any, name: str) -> bool:
+    return name in {cls.__name__ for cls in type(backend).__mro__}
 
 
 def make_captured_batch(
@@ -321,3 +324,19 @@ def apply_verify_state(worker: Any, state: Any) -> None:
     if state.draft_extend_attn_backend is not None:
         draft.draft_runner.attn_backend = state.draft_extend_attn_backend
     draft.cuda_graph_runner_for_draft_extend = state.cuda_graph_runner_for_draft_extend
+
+
+def set_eager_verify_size(worker: Any, num_draft_tokens: int) -> None:
+    """Let the next verify without graphs find the size of its trees, whichever attention runs.
+
+    FlashAttention's remembers one size, where others ask the trees.
+
+    Args:
+        worker: Our worker.
+        num_draft_tokens: Nodes of every tree, root included.
+    """
+    backend = worker.target_worker.model_runner.attn_backend
+    parts = (getattr(backend, name, None) for name in ("prefill_backend", "decode_backend"))
+    for part in (backend, *parts):
+        if _is_a(part, "FlashAttentionBackend"):
+            part.speculative_num_draft_tokens = num_draft_tokens

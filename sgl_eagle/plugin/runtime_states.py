@@ -125,7 +125,9 @@ class _Applied:
         draft = self._worker.draft_worker
         self._limit = draft.speculative_num_draft_tokens
         draft.speculative_num_draft_tokens = self._size
-        if self._state is not None:
+        if self._state is None:
+            compat_graphs.set_eager_verify_size(self._worker, self._size)
+        else:
             compat_graphs.apply_verify_state(self._worker, self._state)
 
     def __exit__(
@@ -135,5 +137,7 @@ class _Applied:
         traceback: TracebackType | None,
     ) -> None:
         self._worker.draft_worker.speculative_num_draft_tokens = self._limit
-        if self._state is not None:
+        if self._state is None:
+            compat_graphs.set_eager_verify_size(self._worker, self._limit)
+        else:
             compat_graphs.apply_verify_state(self._worker, self._base)

@@ -14,7 +14,7 @@ class ServerConfigError(SglEagleError, ValueError):
 
 _Check = tuple[str, Callable[[Any], bool], str]
 
-DRAFT_BACKENDS = ("triton", "flashinfer", "intel_amx")
+DRAFT_BACKENDS = ("triton", "fa3", "flashinfer", "intel_amx")
 """Attention backends that draft steps can run in."""
 
 UNSUPPORTED: tuple[_Check, ...] = (
@@ -63,8 +63,8 @@ UNSUPPORTED: tuple[_Check, ...] = (
     (
         "speculative_draft_attention_backend",
         lambda value: value is not None and value not in DRAFT_BACKENDS,
-        f"must be one of {', '.join(DRAFT_BACKENDS)}: others were never given the slots of single "
-        "branches; left out, the draft decodes with triton on a GPU, whatever the target does",
+        f"must be one of {', '.join(DRAFT_BACKENDS)}: which slots a branch reads with others is "
+        "not known; left out, the draft decodes with triton on a GPU, whatever the target does",
     ),
 )
 """Server argument, whether its value is refused, and why."""

@@ -19,7 +19,7 @@ SMALLEST_SERVER_TOPK = 2
 
 GPU_DRAFT_BACKEND = "triton"
 """Attention of the draft, whatever the target's: one launch plans all steps, with no word to the
-host, where FlashAttention-3 takes ten for each and FlashInfer waits for the device."""
+host, where FlashAttention-3 takes several for each and FlashInfer waits for the device."""
 
 
 def resolve_server_args(server_args: Any) -> None:

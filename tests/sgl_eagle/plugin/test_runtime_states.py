@@ -46,6 +46,12 @@ def make_states(worker, sizes, *, capture=True, window=LIMIT):
     return RuntimeStates(worker, sizes, capture=capture, window=window)
 
 
+class FlashAttentionBackend:
+    """Remembers one size of trees, as SGLang's does."""
+
+    speculative_num_draft_tokens = LIMIT
+
+
 def make_worker():
     processor = SimpleNamespace(_get_logits="scores")
     draft_worker = SimpleNamespace(
@@ -53,8 +59,12 @@ def make_worker():
         topk=4,
         draft_runner=SimpleNamespace(model=SimpleNamespace(logits_processor=processor)),
     )
+    target = SimpleNamespace(attn_backend=FlashAttentionBackend())
     return SimpleNamespace(
-        speculative_num_draft_tokens=LIMIT, draft_worker=draft_worker, graphs="SGLang's"
+        speculative_num_draft_tokens=LIMIT,
+        draft_worker=draft_worker,
+        target_worker=SimpleNamespace(model_runner=target),
+        graphs="SGLang's",
     )
 
 
@@ -115,14 +125,33 @@ def test_a_draft_that_catches_up_scores_nothing(built):
     assert built == [4, 1]
 
 
-def test_without_graphs_only_the_size_changes(built):
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_without_graphs_only_the_size_changes(built, is_hybrid):
     worker = make_worker()
+    runner = worker.target_worker.model_runner
+    attention = runner.attn_backend
+    if is_hybrid:
+        runner.attn_backend = SimpleNamespace(prefill_backend=attention, decode_backend=object())
     states = make_states(worker, (1, 4), capture=False, window=4)
     assert not states.captured
     with states.active(4):
         assert worker.draft_worker.speculative_num_draft_tokens == 4
+        assert attention.speculative_num_draft_tokens == 4
         assert worker.graphs == "SGLang's"
     with states.plain():
         assert worker.draft_worker.speculative_num_draft_tokens == 1
+        assert attention.speculative_num_draft_tokens == 1
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    assert attention.speculative_num_draft_tokens == LIMIT
     assert built == []
+
+
+def test_a_size_that_was_not_captured_is_verified_without_graphs(built):
+    worker = make_worker()
+    attention = worker.target_worker.model_runner.attn_backend
+    states = make_states(worker, (4, LIMIT))
+    with states.active(1):
+        assert attention.speculative_num_draft_tokens == 1
+    assert attention.speculative_num_draft_tokens == LIMIT
+    assert worker.graphs == "SGLang's"
+    assert built == [4]

@@ -116,7 +116,7 @@ def test_cpu_runs_without_overlap():
 
 @pytest.mark.parametrize(
     ("device", "named", "found"),
-    [("cuda", None, "triton"), ("cuda", "flashinfer", "flashinfer"), ("cpu", None, None)],
+    [("cuda", None, "triton"), ("cuda", "fa3", "fa3"), ("cpu", None, None)],
 )
 def test_on_a_gpu_the_draft_has_an_attention_backend_of_its_own(device, named, found):
     args = make_args(device=device, speculative_draft_attention_backend=named)
@@ -206,7 +206,7 @@ REFUSED = {
     "lora_paths": ["adapter"],
     "enable_deterministic_inference": True,
     "page_size": 16,
-    "speculative_draft_attention_backend": "fa3",
+    "speculative_draft_attention_backend": "trtllm_mha",
 }
 
 

@@ -221,3 +221,10 @@ def decode_attention_cpu(q, key_buffer, value_buffer, *arguments):
 # Attributes of the namespace, not registered operators: no schema to keep in step with SGLang.
 torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
 torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
+
+
+def merge_state_v2(out, lse, other_out, other_lse):
+    """Of attention to two sets of keys, that to both; [n, H, D] outputs, [n, H] logarithms."""
+    both = torch.logaddexp(lse, other_lse)
+    share, other_share = ((part - both).exp()[:, :, None] for part in (lse, other_lse))
+    return (share * out + other_share * other_out).to(out.dtype), both
