@@ -101,17 +101,17 @@ def catch_up(
     batch: Any,
     *,
     counts: Tensor,
-    take: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    window: int,
+    take: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],
+    num_tokens: int,
 ) -> Any:
     """Let the draft see what plain rounds have decoded; the batch is left as it was.
 
     Args:
-        worker: Our worker, in the runtime state of the window's size.
+        worker: Our worker, in a runtime state of that size.
         batch: The running batch, with the latest draft input.
-        counts: [B] int64 on the host, tokens that the draft has not seen, at most the window.
-        take: Tokens and features of windows, as `DraftBacklog.take` gives them.
-        window: Tokens of a request that are extended at once.
+        counts: [B] int64 on the host, tokens that the draft has not seen, at most `num_tokens`.
+        take: Tokens and features, as `DraftBacklog.take` gives them.
+        num_tokens: Tokens of a request that are extended at once.
 
     Returns:
         The batch's draft input, with the roots' children; those of requests that the draft had
@@ -128,11 +128,11 @@ def catch_up(
         if batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu = batch.seq_lens_cpu - counts
         batch.seq_lens_sum = None
-        places = batch.seq_lens[:, None] + torch.arange(window, device=table.device)
-        # At the context limit a window reaches beyond the table; what it writes there nobody reads.
+        places = batch.seq_lens[:, None] + torch.arange(num_tokens, device=table.device)
+        # At the context limit this reaches beyond the table; what it writes there nobody reads.
         slots = table[batch.req_pool_indices[:, None], places.clamp(max=table.shape[1] - 1)]
         batch.out_cache_loc = slots.flatten().to(torch.int64)
-        tokens, features = take(batch.req_pool_indices, batch.seq_lens)
+        tokens, features = take(batch.req_pool_indices, batch.seq_lens, num_tokens)
         result = GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=features),
             next_token_ids=tokens,

@@ -81,11 +81,12 @@ class PlainRounds:
         most = int(num_unseen.max(initial=0))
         if not most or not (at_once or most == backlog.window):
             return
-        counts, window = torch.from_numpy(num_unseen), backlog.window
-        state = self._states.active(window) if at_once else self._states.catching_up(window)
+        counts, states = torch.from_numpy(num_unseen), self._states
+        num_tokens = states.size_for(most) if at_once else backlog.window
+        state = states.active(num_tokens) if at_once else states.catching_up(num_tokens)
         with clock.stage("extend"), state, compat.draft_context():
             caught_up = compat_plain.catch_up(
-                self._worker, batch, counts=counts, take=backlog.take, window=window
+                self._worker, batch, counts=counts, take=backlog.take, num_tokens=num_tokens
             )
         if at_once:
             batch.spec_info = caught_up

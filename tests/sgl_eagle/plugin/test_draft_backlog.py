@@ -11,8 +11,8 @@ WINDOW, NUM_FEATURES = 4, 3
 
 
 def test_a_window_is_a_size_that_draft_extend_knows():
-    assert window_size((1, 2, 4, 8, 16)) == 8
-    assert window_size((1, 5, 12)) == 12
+    assert window_size((1, 2, 4, 8, 16, 32)) == 16
+    assert window_size((1, 5, 20)) == 20
     assert window_size((1, 4)) == 4
 
 
@@ -38,12 +38,15 @@ def test_each_request_gets_back_its_own_tokens_oldest_first():
     counts = backlog.counts(["b", "c"])
     assert counts.tolist() == [4, 1]
     starts = torch.tensor([24, 10]) - torch.from_numpy(counts)
-    tokens, features = backlog.take(torch.tensor([5, 1]), starts)
+    tokens, features = backlog.take(torch.tensor([5, 1]), starts, WINDOW)
     tokens = tokens.view(2, WINDOW)
     assert tokens[0].tolist() == [520, 521, 522, 523]
     assert tokens[1, :1].tolist() == [109]
     wanted = tokens[0].float()[:, None] + torch.arange(NUM_FEATURES) / 10
     assert np.array_equal(features.view(2, WINDOW, NUM_FEATURES)[0], wanted)
+    fewer, features = backlog.take(torch.tensor([5, 1]), starts, 2)
+    assert fewer.view(2, 2).tolist() == tokens[:, :2].tolist()
+    assert np.array_equal(features.view(2, 2, NUM_FEATURES)[0], wanted[:2])
 
 
 def test_what_the_draft_has_seen_is_not_counted_again():
@@ -73,5 +76,5 @@ def test_what_was_made_while_costs_were_measured_can_be_written_afterwards():
     with torch.inference_mode():
         keep(backlog, ["a"], [1], [5])
     keep(backlog, ["a"], [1], [6])
-    tokens, _ = backlog.take(torch.tensor([1]), torch.tensor([5]))
+    tokens, _ = backlog.take(torch.tensor([1]), torch.tensor([5]), WINDOW)
     assert tokens[:2].tolist() == [105, 106]
