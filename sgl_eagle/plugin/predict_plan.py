@@ -1,6 +1,6 @@
 """Predicts what a server without a policy file chooses, from a cost table and a serving report.
 
-python -m sgl_eagle.plugin.predict_plan --cost COST --serving REPORT [--extends-in-graphs]
+python -m sgl_eagle.plugin.predict_plan --cost COST --serving REPORT [--limits STEPS TOPK TOKENS]
 
 The cost table says how much faster than plain decoding a round is; what plain decoding reaches is
 taken from the report, since a table's times are those of rounds that nothing overlaps with. The
@@ -22,15 +22,15 @@ import numpy as np
 
 from sgl_eagle.cli.frame.output import render_table
 from sgl_eagle.plugin.builtin_policy import builtin_plan, load_prior
+from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS
 from sgl_eagle_harness.cost_file import load_cost_file
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.policies.plan import PlanPolicy, asking_gain
 from sgl_eagle_harness.round_shape import RoundShape
 from sgl_eagle_harness.types import TreeLimits
 
-LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
-"""Those of a server whose three flags are left out."""
-PLAIN_ENGINE, DRAFTING_ENGINE = "sgl-plain", "sgl-eagle2"
+PLAIN_ENGINES, DRAFTING_ENGINE = ("sgl-plain", "sglang"), "sgl-eagle2"
+"""Plain rounds are those of the first engine that a report has."""
 DRAFTING_SHAPE = RoundShape(5, 8)
 """What the report's EAGLE-2 engine drafts and verifies."""
 TYPICAL_CONTEXT = 230
@@ -58,19 +58,24 @@ class Prediction:
     plain_tok_per_s: float
 
 
-def predict(costs: CostTable, timing: list[dict[str, Any]]) -> Iterator[Prediction]:
+def predict(
+    costs: CostTable, timing: list[dict[str, Any]], limits: TreeLimits
+) -> Iterator[Prediction]:
     """Predict every concurrency of a report.
 
     Args:
         costs: Measured on the same setup.
         timing: Rows of the report.
+        limits: The server's.
 
     Yields:
         Predictions, concurrency ascending.
     """
-    plan = builtin_plan(LIMITS, costs, load_prior())
+    plan = builtin_plan(limits, costs, load_prior())
+    engines = {row["engine"] for row in timing}
+    plain_engine = next(engine for engine in PLAIN_ENGINES if engine in engines)
     for concurrency in sorted({row["concurrency"] for row in timing}):
-        plain = _mean(timing, PLAIN_ENGINE, concurrency, "full_tok_per_s")
+        plain = _mean(timing, plain_engine, concurrency, "full_tok_per_s")
         drafts = _mean(timing, DRAFTING_ENGINE, concurrency, "tokens_per_verify") - 1
         learnt = _with_drafts(plan, drafts)
         speed = learnt.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
@@ -123,10 +128,10 @@ def _mean(timing: list[dict[str, Any]], engine: str, concurrency: int, name: str
     return mean(found)
 
 
-def _name(shape: RoundShape) -> str:
+def _name(shape: RoundShape, topk: int) -> str:
     if not shape.num_steps:
         return "plain"
-    return f"{shape.num_steps}/{LIMITS.topk}/{shape.num_draft_tokens}"
+    return f"{shape.num_steps}/{topk}/{shape.num_draft_tokens}"
 
 
 def main(arguments: list[str]) -> int:
@@ -146,7 +151,17 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="let draft-extend of every size take as long as that of the largest",
     )
+    parser.add_argument(
+        "--limits",
+        nargs=3,
+        type=int,
+        metavar=("STEPS", "TOPK", "TOKENS"),
+        default=(DEFAULT_LIMITS.num_steps, DEFAULT_LIMITS.topk, DEFAULT_LIMITS.num_draft_tokens),
+        help="of the server (default: %(default)s, as where its three flags are left out)",
+    )
     args = parser.parse_args(arguments)
+    num_steps, topk, num_draft_tokens = args.limits
+    limits = TreeLimits(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
     costs = load_cost_file(args.cost).to_table()
     if args.extends_in_graphs:
         costs = extends_in_graphs(costs)
@@ -154,18 +169,18 @@ def main(arguments: list[str]) -> int:
     rows = [
         [
             str(each.concurrency),
-            _name(each.first),
-            _name(each.learnt),
+            _name(each.first, topk),
+            _name(each.learnt, topk),
             f"{each.accept_length:.2f}",
             f"{each.tok_per_s:.0f}",
             f"{each.tok_per_s / each.plain_tok_per_s:.2f}",
         ]
-        for each in predict(costs, timing)
+        for each in predict(costs, timing, limits)
     ]
     headers = ["concurrency", "first round", "once learnt", "accept length", "tok/s", "of plain"]
     sys.stdout.write(render_table(headers, rows) + "\n")
     gain = asking_gain(
-        builtin_plan(LIMITS, costs, load_prior()), batch_size=1, context_len=TYPICAL_CONTEXT
+        builtin_plan(limits, costs, load_prior()), batch_size=1, context_len=TYPICAL_CONTEXT
     )
     sys.stdout.write(f"asking after every level, one request: {gain:+.1%} of the plan's tok/s\n")
     return 0

@@ -11,8 +11,8 @@ COST = ROOT / "reports/cost/2026-11-30-h200-inflated-sglang.json"
 SERVING = ROOT / "reports/serving/2026-11-30-h200-inflated.json"
 
 
-def predicted(capsys, *flags):
-    assert main(["--cost", str(COST), "--serving", str(SERVING), *flags]) == 0
+def predicted(capsys, *flags, cost=COST, serving=SERVING):
+    assert main(["--cost", str(cost), "--serving", str(serving), *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     return [line.split() for line in lines[2:-1]], lines[-1]
 
@@ -25,6 +25,17 @@ def test_few_requests_are_drafted_for_and_many_are_not(capsys, flags):
         drafts = int(concurrency) < 64
         assert (first != "plain", learnt != "plain") == (drafts, drafts)
         assert (float(accept_length) > 1) == (float(of_plain) > 1) == drafts
+
+
+def test_the_docs_quote_what_larger_limits_would_bring(capsys):
+    serving = ROOT / "reports/serving/2026-11-30-h200-inflated-planned.json"
+    text = " ".join((ROOT / "docs/sglang.md").read_text().split())
+    for limits in (("6", "4", "32"), ("5", "4", "16")):
+        cost = ROOT / f"reports/cost/2026-11-30-h200-inflated-limits-{'-'.join(limits)}.json"
+        rows, _ = predicted(capsys, "--limits", *limits, cost=cost, serving=serving)
+        speeds = [row[4] for row in rows]
+        assert f"{speeds[0]}, {speeds[1]} and {speeds[2]}" in text
+        assert rows[0][1] == "/".join(limits)
 
 
 def test_the_docs_quote_the_prediction(capsys):
