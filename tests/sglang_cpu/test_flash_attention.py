@@ -1,6 +1,7 @@
 """SGLang's FlashAttention-3 backend reads our trees: its page tables are real, its kernels are not.
 
-The target verifies without graphs, since the server runs on a CPU.
+The target verifies without graphs, since the server runs on a CPU; what a graph would read is
+checked alone.
 """
 
 import pytest
@@ -69,3 +70,9 @@ def test_a_wrong_tree_mask_changes_the_output(flash_server, pair, policies, comp
     with flash_server.serve(pair, tmp_path / "log", *flags, fault=fault) as running:
         answers = running.complete_all(prompts, concurrency=4)
     assert [answer["output_ids"] for answer in answers] != [wanted for _, wanted in completions]
+
+
+def test_a_graph_that_verifies_reads_the_ancestors_of_each_node(flash_server):
+    pairs = flash_server.call("flash_tables", "read_trees", 0)
+    assert len(pairs) > 1000
+    assert [found for _, found in pairs] == [wanted for wanted, _ in pairs]
