@@ -215,27 +215,3 @@ def emitted_tokens(result: Any) -> IntArray:
     """
     tokens = result.next_token_ids.numpy().astype(np.int64)
     return np.asarray(tokens.reshape(len(result.accept_lens), -1))
-
-
-def num_accept_tokens(result: Any) -> IntArray:
-    """Tokens that each request gained in a step.
-
-    Args:
-        result: SGLang's `GenerationBatchResult` of a verify step.
-
-    Returns:
-        [B] int64, bonus token included.
-    """
-    return np.asarray(result.accept_lens.numpy().astype(np.int64))
-
-
-def num_correct_drafts(result: Any) -> list[int]:
-    """Drafts that the target kept in a step.
-
-    Args:
-        result: SGLang's `GenerationBatchResult` of a verify step, on the host.
-
-    Returns:
-        B counts, bonus tokens excluded.
-    """
-    return [count - 1 for count in result.accept_lens.tolist()]

@@ -6,18 +6,18 @@ where somebody asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sgl_eagle.plugin.compat_requests import (
-    emitted_tokens,
-    num_accept_tokens,
-    num_correct_drafts,
-)
+from sgl_eagle.plugin.compat_requests import emitted_tokens
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
+
+STEPS_LOOKED_AT_TOGETHER = 16
+"""By those who can wait: the first of a row of steps finds cold caches, the others do not."""
 
 
 class TreeSizes(NamedTuple):
@@ -149,13 +149,16 @@ class FinishedStep:
         requests: SGLang's requests, whose tokens are still those before the step.
         counted: [B] bool; a request that ended before takes part without effect.
         drafted: What was drafted; None where all of them decoded plainly.
-        result: SGLang's `GenerationBatchResult`, on the host.
+        kept: Drafts that the target kept, of each request.
+        result: SGLang's `GenerationBatchResult`, on the host; None in a step that is kept for
+            later, since it holds memory of the device.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
     """
 
     requests: list[Any]
     counted: BoolArray
     drafted: Drafted | None
+    kept: Sequence[int]
     result: Any
     elapsed_us: float | None
 
@@ -177,16 +180,23 @@ class FinishedStep:
     @cached_property
     def num_accept_tokens(self) -> IntArray:
         """[B] int64, bonus token included."""
-        return num_accept_tokens(self.result)
+        return np.array(self.kept, np.int64) + 1
 
     @cached_property
-    def num_correct_drafts(self) -> list[int]:
+    def num_correct_drafts(self) -> Sequence[int]:
         """Drafts that the target kept, of each counted row."""
         # Lists: NumPy takes longer to begin than to look at as many rows as a batch has.
-        counts = num_correct_drafts(self.result)
         if isinstance(self.counted_rows, slice):
-            return counts
-        return [counts[row] for row in self.counted_rows.tolist()]
+            return self.kept
+        return [self.kept[row] for row in self.counted_rows.tolist()]
+
+    def without_result(self) -> FinishedStep:
+        """To be looked at later.
+
+        Returns:
+            The step without its tokens.
+        """
+        return replace(self, result=None)
 
     @property
     def common_sizes(self) -> TreeSizes | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sgl_eagle.plugin.compat_requests import completion_length, completion_tokens, is_over
-from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
+from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER, Drafted, FinishedStep
 from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, join_trees
 from sgl_eagle_harness.node_outcome import spell_paths
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, VerifiedRows
@@ -38,6 +38,12 @@ class _WaitingTree:
         return completion_tokens(self.request, self.start, self.start + self.reach)
 
 
+class _Turn(NamedTuple):
+    # Whose tree of a step is followed, and its completion tokens before the step.
+    row: int
+    start: int
+
+
 class NodeLearner:
     """Follows one tree of each step until the text has caught up with it.
 
@@ -57,6 +63,7 @@ class NodeLearner:
         self._policy = policy
         self._steps_between_lessons = steps_between_lessons
         self._turn = self._step_ct = 0
+        self._unseen: list[tuple[FinishedStep, _Turn | None]] = []
         self._waiting: list[_WaitingTree] = []
         self._ended: list[tuple[Drafted, IntArray]] = []
 
@@ -68,19 +75,34 @@ class NodeLearner:
         """
         rows = step.counted_rows
         candidates = range(step.batch_size) if isinstance(rows, slice) else rows
+        turn = None
         if step.drafted is not None and len(candidates):
             self._turn += 1
-            self._follow(step, int(candidates[self._turn % len(candidates)]))
-        self._step_ct += 1
-        if self._step_ct % self._steps_between_lessons == 0:
-            self._teach()
+            row = int(candidates[self._turn % len(candidates)])
+            turn = _Turn(row, completion_length(step.requests[row]))
+        self._unseen.append((step.without_result(), turn))
+        if len(self._unseen) >= min(STEPS_LOOKED_AT_TOGETHER, self._steps_between_lessons):
+            self._look()
+
+    def _look(self) -> None:
+        unseen, self._unseen = self._unseen, []
+        for step, turn in unseen:
+            if turn is not None:
+                self._follow(step, turn)
+            self._step_ct += 1
+            if self._step_ct % self._steps_between_lessons == 0:
+                self._teach()
+            self._learn_yield(step)
+
+    def _learn_yield(self, step: FinishedStep) -> None:
+        rows = step.counted_rows
         self._policy.observe_step(
             VerifiedRows(
                 batch_size=step.batch_size,
                 elapsed_us=step.elapsed_us,
                 depths=step.depths[rows],
                 num_draft_tokens=step.num_draft_tokens[rows],
-                num_correct_drafts=step.num_accept_tokens[rows] - 1,
+                num_correct_drafts=np.array(step.num_correct_drafts, np.int64),
             )
         )
 
@@ -90,19 +112,21 @@ class NodeLearner:
         Args:
             rid: Its name; its tokens are complete.
         """
+        self._look()
         ended = [tree for tree in self._waiting if tree.request.rid == rid]
         if ended:
             self._waiting = [tree for tree in self._waiting if tree.request.rid != rid]
             self._ended += ((tree.drafted, tree.text()) for tree in ended)
 
-    def _follow(self, step: FinishedStep, row: int) -> None:
+    def _follow(self, step: FinishedStep, turn: _Turn) -> None:
+        row = turn.row
         if step.drafted is None or not (reach := int(step.depths[row])):
             return
         request = step.requests[row]
         self._waiting.append(
             _WaitingTree(
                 request=request,
-                start=completion_length(request),
+                start=turn.start,
                 drafted=step.drafted.row(row),
                 reach=reach,
             )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sgl_eagle.plugin.compat_requests import is_over, still_running
-from sgl_eagle.plugin.finished_step import Drafted, FinishedStep
+from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER, Drafted, FinishedStep
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.step_counts import StepCounts
@@ -53,17 +53,14 @@ class _Launched(NamedTuple):
 
 
 class StepObserver:
-    """Follows every decode step of one worker.
-
-    Attributes:
-        counts: Everything since the start.
-    """
+    """Follows every decode step of one worker."""
 
     def __init__(
         self,
         *,
         clock: RoundClock,
         listeners: tuple[StepListener, ...],
+        patient: tuple[StepListener, ...] = (),
         gauges: Callable[[int], dict[str, float]],
         export: Callable[[StepReport], None],
         dropped_ct: Callable[[], int] = lambda: 0,
@@ -74,12 +71,13 @@ class StepObserver:
         Args:
             clock: The worker's; its totals are read with every report.
             listeners: Look at every finished step.
+            patient: Look at every finished step some steps later, and do without its tokens.
             gauges: Values to report, asked with the latest batch size.
             export: Takes every report.
             dropped_ct: Steps that a recorder has lost since the start.
             now: Seconds on a clock that never goes back.
         """
-        self._clock, self._listeners = clock, listeners
+        self._clock, self._listeners, self._patient = clock, listeners, patient
         self._gauges, self._export, self._dropped_ct = gauges, export, dropped_ct
         self._now = now
         self._launched: deque[_Launched] = deque()
@@ -87,10 +85,17 @@ class StepObserver:
         self._drafted: Drafted | Callable[[], Drafted] | None = None
         self._last_end = self._last_export = self._last_log = now()
         self._batch_size = 1
-        self.counts = StepCounts()
+        self._counts = StepCounts()
+        self._uncounted: list[FinishedStep] = []
         self._exported, self._logged = StepCounts(), StepCounts()
         self._dropped_exported = self._dropped_logged = 0
         self._stage_us_exported: dict[str, float] = {}
+
+    @property
+    def counts(self) -> StepCounts:
+        """Everything since the start."""
+        self._look_at_uncounted()
+        return self._counts
 
     def prefilled(self) -> None:
         """Note that a prefill runs between two decode steps."""
@@ -122,20 +127,20 @@ class StepObserver:
         self._drafted = None
         self._after_prefill = False
 
-    def completed(self, num_rows: int) -> None:
+    def completed(self, kept: Sequence[int]) -> None:
         """Look at the oldest step that was launched: its result is on the host.
 
         Args:
-            num_rows: Requests of the step.
+            kept: Drafts that the target kept, of each request of the step.
         """
         with self._clock.stage("watch"):
-            self._look_at_oldest(num_rows)
+            self._look_at_oldest(kept)
 
-    def _look_at_oldest(self, num_rows: int) -> None:
+    def _look_at_oldest(self, kept: Sequence[int]) -> None:
         if not self._launched:
             return
         launched = self._launched.popleft()
-        if len(launched.requests) != num_rows:
+        if len(launched.requests) != len(kept):
             # Never seen; a listener must not learn from another step's tokens.
             logger.warning("SGL_EAGLE lost track of its steps and goes on with the next")
             self._launched.clear()
@@ -148,12 +153,16 @@ class StepObserver:
             requests=launched.requests,
             counted=still_running(launched.requests),
             drafted=drafted() if callable(drafted) else drafted,
+            kept=kept,
             result=launched.result,
             elapsed_us=elapsed_us,
         )
-        self._count(step)
         for listener in self._listeners:
             listener.observe(step)
+        self._batch_size = step.batch_size
+        self._uncounted.append(step.without_result())
+        if len(self._uncounted) >= STEPS_LOOKED_AT_TOGETHER:
+            self._look_at_uncounted()
         if now - self._last_export >= SECONDS_PER_EXPORT:
             self.publish()
 
@@ -164,7 +173,7 @@ class StepObserver:
             rid: Its name.
         """
         with self._clock.stage("watch"):
-            for listener in self._listeners:
+            for listener in (*self._listeners, *self._patient):
                 listener.forget(rid)
             # While others decode, their steps report every second; afterwards nobody would.
             if not self._decodes_without(rid):
@@ -181,16 +190,16 @@ class StepObserver:
         Args:
             num_requests: Requests that changed.
         """
-        self.counts.tier_switch_ct += num_requests
+        self._counts.tier_switch_ct += num_requests
 
     def publish(self) -> None:
         """Report what happened since the last report."""
-        now, dropped_ct = self._now(), self._dropped_ct()
+        now, dropped_ct, counts = self._now(), self._dropped_ct(), self.counts
         stage_us = self._clock.total_us()
         gauges = self._gauges(self._batch_size)
         self._export(
             StepReport(
-                counts=self.counts.since(self._exported),
+                counts=counts.since(self._exported),
                 stage_us={
                     stage: us - self._stage_us_exported.get(stage, 0.0)
                     for stage, us in stage_us.items()
@@ -199,25 +208,31 @@ class StepObserver:
                 dropped_ct=dropped_ct - self._dropped_exported,
             )
         )
-        self._exported, self._last_export = self.counts.copy(), now
+        self._exported, self._last_export = counts.copy(), now
         self._stage_us_exported, self._dropped_exported = stage_us, dropped_ct
         if now - self._last_log < SECONDS_PER_LOG_LINE:
             return
         report = StepReport(
-            counts=self.counts.since(self._logged),
+            counts=counts.since(self._logged),
             stage_us={},
             gauges=gauges,
             dropped_ct=dropped_ct - self._dropped_logged,
         )
         logger.info("SGL_EAGLE %s", describe_report(report))
-        self._logged, self._last_log = self.counts.copy(), now
+        self._logged, self._last_log = counts.copy(), now
         self._dropped_logged = dropped_ct
 
+    def _look_at_uncounted(self) -> None:
+        steps, self._uncounted = self._uncounted, []
+        for step in steps:
+            self._count(step)
+            for listener in self._patient:
+                listener.observe(step)
+
     def _count(self, step: FinishedStep) -> None:
-        self._batch_size = step.batch_size
         sizes = step.common_sizes
         if sizes is not None:
-            self.counts.add_step_of_one_size(
+            self._counts.add_step_of_one_size(
                 wanted=step.drafted is not None,
                 num_drafted=sizes.num_drafted,
                 num_draft_tokens=sizes.num_draft_tokens,
@@ -227,7 +242,7 @@ class StepObserver:
             return
         rows = step.counted_rows
         depths = step.depths[rows]
-        self.counts.add_step(
+        self._counts.add_step(
             wanted=step.speculating[rows],
             speculated=depths > 0,
             num_drafted=step.num_drafted[rows],

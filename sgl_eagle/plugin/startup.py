@@ -102,7 +102,7 @@ def make_observer(
     Returns:
         An observer that counts and warns, and learns or records where that is asked for.
     """
-    listeners: list[StepListener] = [AcceptAlarm()]
+    listeners: list[StepListener] = []
     if isinstance(policy, LearningPolicy):
         listeners.append(NodeLearner(policy))
     recorder = None
@@ -113,6 +113,7 @@ def make_observer(
     return StepObserver(
         clock=clock,
         listeners=tuple(listeners),
+        patient=(AcceptAlarm(),),
         gauges=lambda batch_size: policy_gauges(policy, batch_size),
         export=_exporter(worker.server_args),
         dropped_ct=(lambda: 0) if recorder is None else (lambda: recorder.dropped_ct),

@@ -65,6 +65,7 @@ class TreeRounds:
         self._foreseen_sizes: set[int] = set()
         self._prepared: PreparedVerify | None = None
         self._latest_size: int | None = None
+        self._layouts: dict[tuple[int, int], MaskLayout] = {}
         self._latest_policy: SpecPolicy | None = None
         self._latest_decides_nothing = False
         self._capture_steps(policy)
@@ -79,6 +80,7 @@ class TreeRounds:
         if policy.limits is None:
             return
         self._latest_policy = None
+        self._layouts.clear()
         graphs, topk = self._graphs, policy.limits.topk
         chooses = confidence_order(policy) is not None
         if graphs is not None and (graphs.chooses, graphs.topk) != (chooses, topk):
@@ -182,8 +184,7 @@ class TreeRounds:
     ) -> Any | None:
         # None where only the host knows where the mask goes.
         size = limits.num_draft_tokens
-        with states.active(size):
-            layout = self._mask_layout(len(batch.reqs))
+        layout = self._layout_of(states, size, len(batch.reqs))
         if layout.shows_prefix and layout.buffer is None:
             return None
         trees, late = self._foreseen.draft(steps, batch, layout, clock, limits=limits)
@@ -244,6 +245,17 @@ class TreeRounds:
             return make_verify_input(self._worker, trees)
         prepared.fill(trees)
         return prepared.verify_input
+
+    def _layout_of(self, states: RuntimeStates, size: int, num_rows: int) -> MaskLayout:
+        # Captured states keep their attention backends, and those their buffers.
+        known = self._layouts.get((size, num_rows))
+        if known is not None:
+            return known
+        with states.active(size):
+            layout = self._mask_layout(num_rows)
+        if states.captured:
+            self._layouts[size, num_rows] = layout
+        return layout
 
     def _mask_layout(self, num_rows: int) -> MaskLayout:
         shows_prefix, buffer = compat.tree_mask_layout(self._worker.target_worker, num_rows)

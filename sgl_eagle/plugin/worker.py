@@ -130,7 +130,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         """
         del batch_size
         if self._observer is not None:
-            self._observer.completed(len(num_correct_drafts_per_req))
+            self._observer.completed(num_correct_drafts_per_req)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Note that a request has ended.

@@ -90,9 +90,13 @@ def random_mail(batch_size, rng):
 def measure_round(batch_size, *, learns):
     plan = make_plan()
     policy = Deepest(plan) if learns else Eagle2Policy(limits=LIMITS)
-    listeners = (AcceptAlarm(), NodeLearner(plan)) if learns else (AcceptAlarm(),)
+    listeners = (NodeLearner(plan),) if learns else ()
     observer = StepObserver(
-        clock=RoundClock(), listeners=listeners, gauges=lambda _: {}, export=lambda _: None
+        clock=RoundClock(),
+        listeners=listeners,
+        patient=(AcceptAlarm(),),
+        gauges=lambda _: {},
+        export=lambda _: None,
     )
     rng = np.random.default_rng(batch_size)
     requests = [FakeRequest(f"r{index}") for index in range(batch_size)]
@@ -106,7 +110,7 @@ def measure_round(batch_size, *, learns):
         transfer.begin(0, mail)
         # One token to four: three drafts kept at most, none in a fourth of the rows.
         emitted = [[101, 102, 103, 104][: 1 + (index + row) % 4] for row in range(batch_size)]
-        result = make_result(emitted)
+        result, kept = make_result(emitted), [len(row) - 1 for row in emitted]
         started = time.thread_time()
         names = [request.rid for request in batch.reqs]
         choice = tiers.choose(policy, batch, names, backlog.counts(names))
@@ -116,7 +120,7 @@ def measure_round(batch_size, *, learns):
         decided = time.thread_time()
         observer.drafted(LateTrees(transfer, 0, layout, choice.policy.limits))
         observer.launched(requests, result)
-        observer.completed(batch_size)
+        observer.completed(kept)
         looked = time.thread_time()
         times["decide"].append(decided - started)
         times["look"].append(looked - decided)

@@ -32,7 +32,7 @@ def run(caplog):
             if verified:
                 observer.drafted(two_level_trees(2, verified=verified))
             observer.launched(requests, make_result([emitted, emitted]))
-            observer.completed(2)
+            observer.completed([len(emitted) - 1] * 2)
         return [record.getMessage() for record in caplog.records]
 
     return run_steps

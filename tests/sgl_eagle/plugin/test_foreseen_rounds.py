@@ -250,6 +250,7 @@ def finished(requests, drafted):
         requests=requests,
         counted=np.ones(len(requests), np.bool_),
         drafted=drafted,
+        kept=[0] * len(requests),
         result=make_result([[1]] * len(requests)),
         elapsed_us=None,
     )

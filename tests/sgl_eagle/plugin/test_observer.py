@@ -58,7 +58,7 @@ def run_step(observer, requests, emitted, drafted=None):
     if drafted is not None:
         observer.drafted(drafted)
     observer.launched(requests, make_result(emitted))
-    observer.completed(len(requests))
+    observer.completed([len(row) - 1 for row in emitted])
     for request, tokens in zip(requests, emitted, strict=True):
         request.output_ids += tokens
 
@@ -108,8 +108,8 @@ def test_under_overlap_outcomes_belong_to_the_step_that_was_launched_first():
     observer.drafted(two_level_trees(1))
     observer.launched(first, make_result([[10, 5]]))
     observer.launched(second, make_result([[6], [7]]))
-    observer.completed(1)
-    observer.completed(2)
+    observer.completed([1])
+    observer.completed([0, 0])
     assert [step.batch_size for step in seen.steps] == [1, 2]
     assert seen.steps[0].drafted is not None
     assert seen.steps[1].drafted is None
@@ -121,7 +121,7 @@ def test_a_step_that_does_not_fit_is_not_learnt_from(caplog):
     observer = make_observer(seen)
     observer.launched([FakeRequest("a")], make_result([[5]]))
     with caplog.at_level(logging.WARNING):
-        observer.completed(3)
+        observer.completed([0, 0, 0])
     assert "lost track of its steps" in caplog.text
     assert seen.steps == []
     run_step(observer, [FakeRequest("b")], [[5]])

@@ -71,7 +71,7 @@ class Files:
         if drafted is not None:
             self.observer.drafted(drafted)
         self.observer.launched(requests, make_result(emitted))
-        self.observer.completed(len(requests))
+        self.observer.completed([len(row) - 1 for row in emitted])
         for request, tokens in zip(requests, emitted, strict=True):
             request.output_ids += tokens
 
