@@ -46,7 +46,7 @@ def make_decode_batch(worker: Any, *, batch_size: int, context_len: int) -> Any:
         enable_overlap=False,
         spec_algorithm=runner.spec_algorithm,
     )
-    length = _fill_token_table(worker, batch_size, context_len)
+    length = fill_token_table(worker, batch_size, context_len)
     device = worker.device
     batch.forward_mode = ForwardMode.DECODE
     batch.seq_lens_cpu = torch.full((batch_size,), length, dtype=torch.int64)
@@ -71,12 +71,24 @@ def forget_decode_batches(worker: Any) -> None:
     worker.req_to_token_pool.req_to_token.zero_()
 
 
-def _fill_token_table(worker: Any, batch_size: int, context_len: int) -> int:
+def fill_token_table(worker: Any, batch_size: int, context_len: int) -> int:
+    """Give made-up requests slots, of their cached tokens and of a tree.
+
+    Args:
+        worker: Our worker, serving nobody.
+        batch_size: Requests, in rows 1 and up.
+        context_len: Cached tokens wanted of each.
+
+    Returns:
+        Cached tokens of each: with a tree, at most the context. SGLang's table is wider than that,
+        but its attention is not: Triton's list of the slots of a plain pass ends there.
+    """
     table = worker.req_to_token_pool.req_to_token
+    longest = int(worker.target_worker.model_runner.model_config.context_len)
     num_slots = int(worker.token_to_kv_pool_allocator.size)
     branches = int(worker.topk) * int(worker.speculative_num_steps)
     room = max(branches, int(worker.speculative_num_draft_tokens))
-    length = max(1, min(context_len, int(table.shape[1]) - room))
+    length = max(1, min(context_len, longest - room))
     filled = length + room
     columns = torch.arange(filled, device=table.device, dtype=table.dtype)
     for row in range(batch_size):  # all at once would take as much memory again as the table
