@@ -20,7 +20,7 @@ from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
 
 MOST_PROJECTED_ROWS = 8
 """Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
-HINTED_ELEMENTS = 16384
+HINTED_ELEMENTS = 0
 """Of `up`, for each program: all together what memory delivers while `down` is read."""
 NUM_WARPS = 4
 

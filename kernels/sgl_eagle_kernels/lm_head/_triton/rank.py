@@ -26,7 +26,7 @@ from sgl_eagle_kernels.lm_head.head import HeadTopk
 MOST_COUNTED_ROWS = 8
 """Rows up to which counting is quicker: it compares all pairs, and many rows add up."""
 PLACES_WARPS = 4
-MOST_COMPARED = 8192  # pairs of candidates that one program compares
+MOST_COMPARED = 4096  # pairs of candidates that one program compares
 
 
 @triton.jit(do_not_specialize=["num_candidates", "num_masses"])

@@ -74,6 +74,7 @@ class StreamPlan:
 
 
 PLAN = StreamPlan()
+PRODUCTS, HINT_IDS = 2, True
 """The fastest of `python -m sgl_eagle_kernels.bench --plans` on an H200."""
 
 
@@ -137,7 +138,6 @@ def stream_tiles_kernel(
     num_rows,
     num_tokens,
     num_tiles,
-    num_weights,
     stride_x_row,
     stride_weight_row,
     HAS_IDS: tl.constexpr,
@@ -148,6 +148,8 @@ def stream_tiles_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    HINT_IDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -161,32 +163,48 @@ def stream_tiles_kernel(
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
     rows, k_lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
-    k_steps: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
+    span: tl.constexpr = BLOCK_K * PRODUCTS
+    k_steps: tl.constexpr = (RANK + span - 1) // span
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
     scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_C,), -1, tl.int32)
+    other_scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
     x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    other_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    if HAS_IDS and HINT_IDS:
+        for turn in range((num_tiles - walker + num_walkers - 1) // num_walkers):
+            first = (walker + turn * num_walkers) * TILE
+            prefetch(ids_ptr, first, TILE, num_tokens, HINTS, OVERLAP)
     if k_steps > 1:
         await_inputs(OVERLAP)
     best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
-        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * BLOCK_K
+        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * span
         tile = walker + turn * num_walkers
         tokens, inside = _find_tokens(
             tile, part * BLOCK_V + tl.arange(0, BLOCK_V), ids_ptr, num_tokens, TILE, HAS_IDS
         )
         if k_steps > 1:
             x = load_inputs(x_ptr, rows, k + k_lane, num_rows, stride_x_row, RANK)
+            if PRODUCTS > 1:
+                other_x = load_inputs(
+                    x_ptr, rows, k + BLOCK_K + k_lane, num_rows, stride_x_row, RANK
+                )
         elif step == 0:
             # Waited for inside the loop, before which the engine is told of the first parts: they
             # are on their way while the input is still computed.
             await_inputs(OVERLAP)
             x = load_inputs(x_ptr, rows, k_lane, num_rows, stride_x_row, RANK)
+            if PRODUCTS > 1:
+                other_x = load_inputs(x_ptr, rows, BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
         up = up_desc.load([tile * TILE + part * BLOCK_V, k])
+        if PRODUCTS > 1:
+            other_up = up_desc.load([tile * TILE + part * BLOCK_V, k + BLOCK_K])
+            other_scores = tl.dot(other_up, tl.trans(other_x), acc=other_scores)
         scores = tl.dot(up, tl.trans(x), acc=scores)
         if step % k_steps == k_steps - 1:
             best, best_token, second, second_token, beyond, rest = see_part(
-                scores,
+                scores - (-other_scores),
                 inside[:, None],
                 tokens[:, None],
                 best,
@@ -198,6 +216,7 @@ def stream_tiles_kernel(
                 PER_TILE,
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
+            other_scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
         if step % tile_steps == tile_steps - 1:
             for pick in tl.static_range(PER_TILE):
                 value, token, best, best_token, second = take_best(
@@ -208,8 +227,6 @@ def stream_tiles_kernel(
                 if GATHERS:
                     own = tl.sum(found * (rows == 0), axis=0)
                     chosen = tl.where(slot == turn * PER_TILE + pick, own, chosen)
-                    at = tl.maximum(own, 0).to(tl.int64) * stride_weight_row
-                    prefetch(weight_ptr, at, HIDDEN, num_weights, HINTS, OVERLAP)
             at = rows.to(tl.int64) * num_tiles + tile
             tl.store(mass_ptr + at, sum_rest(best, second, beyond, rest, 0), mask=rows < num_rows)
             best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
@@ -295,12 +312,14 @@ def stream_tiles(
         logits=torch.empty(1, count, dtype=torch.float32, device=device) if gathers else None,
     )
     block_k = _choose_rank_block(rank)
+    products = PRODUCTS if block_k >= 64 else 1
+    block_k //= products
     hidden = head.weight.shape[1]
     stream_tiles_kernel[walkers,](
         TensorDescriptor.from_tensor(head.up, [plan.tokens, block_k]),
         x, head.ids, head_input, head.weight, *found,
         num_rows, head.num_tokens, num_tiles,
-        head.weight.shape[0] * head.weight.stride(0), x.stride(0), head.weight.stride(0),
+        x.stride(0), head.weight.stride(0),
         HAS_IDS=head.ids is not None,
         GATHERS=gathers,
         TILE=tile,
@@ -309,6 +328,8 @@ def stream_tiles(
         HIDDEN=hidden,
         BLOCK_V=plan.tokens,
         BLOCK_K=block_k,
+        PRODUCTS=products,
+        HINT_IDS=HINT_IDS,
         BLOCK_N=BLOCK_ROWS,
         BLOCK_C=block_c,
         BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_c),
