@@ -23,7 +23,7 @@ from sgl_eagle_kernels.bench.case import (
 
 MOST_COPIES = 256
 WARM_UPS = 3
-CALLS_PER_GRAPH = 8  # at least: the launch of the graph itself must not show
+CALLS_PER_GRAPH = 32  # at least: the launch of the graph itself must not show
 EMPTY_KERNELS = 256
 CEILING_BYTES = 1 << 30
 

@@ -1,4 +1,4 @@
-"""The low-rank inputs of a few rows, while the first parts of `up` are on their way already."""
+"""The low-rank inputs of a few rows."""
 
 # Triton types neither its decorator nor what it compiles.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -15,42 +15,36 @@ from sgl_eagle_kernels.launch import launch_options
 from sgl_eagle_kernels.lm_head._triton.order import admit_next, await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.stage2 import BLOCK_ELEMENTS, choose_hidden_block
-from sgl_eagle_kernels.lm_head._triton.tiles import PART
-from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
+from sgl_eagle_kernels.lm_head.head import TwoStageHead
 
 MOST_PROJECTED_ROWS = 8
 """Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
-HINTED_ELEMENTS = 0
-"""Of `up`, for each program: all together what memory delivers while `down` is read."""
 NUM_WARPS = 4
+FIRST = True
 
 
-@triton.jit(do_not_specialize=["num_up"])
+@triton.jit
 def project_kernel(
     x_ptr,
     down_ptr,
-    up_ptr,
     out_ptr,
-    num_up,
     stride_x_row,
     stride_out_row,
-    stride_hint,
     RANK: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    HINTED: tl.constexpr,
+    FIRST: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Products of one row's input with some rows of `down`; one program a row hints at `up`."""
-    admit_next(OVERLAP)
+    """Products of one row's input with some rows of `down`."""
+    if FIRST:
+        admit_next(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_R
     if row == 0:
         prefetch(down_ptr, first * HIDDEN, BLOCK_R * HIDDEN, RANK * HIDDEN, HINTS, OVERLAP)
-        at = tl.program_id(0).to(tl.int64) * stride_hint
-        prefetch(up_ptr, at, HINTED, num_up, HINTS, OVERLAP)
     lane = first + tl.arange(0, BLOCK_R)
     await_inputs(OVERLAP)
     total = tl.zeros((BLOCK_R,), tl.float32)
@@ -81,19 +75,16 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
     if num_rows > MOST_PROJECTED_ROWS:
         return functional.linear(head_input, head.down)
     rank = len(head.down)
-    # Programs of stage 1 begin with one tile each, and with its first part.
-    tile = head.shortlist.tile_size if isinstance(head.shortlist, LocalTop) else PART
     out = torch.empty(num_rows, rank, dtype=head_input.dtype, device=head_input.device)
     block_h = choose_hidden_block(hidden)
     block_r = min(16, BLOCK_ELEMENTS // block_h)
     project_kernel[triton.cdiv(rank, block_r), num_rows](
-        head_input, head.down, head.up, out,
-        head.up.numel(), head_input.stride(0), out.stride(0), tile * rank,
+        head_input, head.down, out, head_input.stride(0), out.stride(0),
         RANK=rank,
         HIDDEN=hidden,
         BLOCK_H=block_h,
         BLOCK_R=block_r,
-        HINTED=HINTED_ELEMENTS,
+        FIRST=FIRST,
         HINTS=32 * NUM_WARPS,
         num_warps=NUM_WARPS,
         **launch_options(head_input.device),

@@ -38,8 +38,7 @@ from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
 
 MOST_ROWS = BLOCK_ROWS = 8
 MOST_RANK_BLOCK = 256  # where whole rows fit, parts of `up` are contiguous
-MOST_GATHERED = 8  # tokens of one program
-GATHERED_ELEMENTS = 16384  # of the full head, that one program has under way
+GATHERED_ELEMENTS = 8192  # of the full head, that one program has under way
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
 """Memory on chip without which `local.py` is used: the parts of both programs fill it."""
@@ -70,16 +69,17 @@ class StreamPlan:
         Returns:
             Bytes, in half precision.
         """
-        return self.programs * (self.stages - 1) * self.tokens * _choose_rank_block(rank) * 2
+        return self.programs * (self.stages - 1) * self.tokens * _choose_rank_block(rank) * 4
 
 
 PLAN = StreamPlan()
-PRODUCTS, HINT_IDS = 2, True
+HINT_IDS = True
 """The fastest of `python -m sgl_eagle_kernels.bench --plans` on an H200."""
 
 
 def _choose_rank_block(rank: int) -> int:
-    return min(max(16, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK)
+    # Of each of two products.
+    return min(max(32, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK) // 2
 
 
 @triton.jit
@@ -102,26 +102,47 @@ def _store_found(value, token, candidates_ptr, scores_ptr, at, mask):
 
 
 @triton.jit
-def _exact_logits(
-    tokens,
+def _finish_tile(
+    best,
+    second,
+    beyond,
+    rest,
+    chosen,
+    tile,
+    rows,
+    num_rows,
+    num_tiles,
+    mass_ptr,
     head_input_ptr,
     weight_ptr,
+    logits_ptr,
     stride_weight_row,
+    GATHERS: tl.constexpr,
+    PER_TILE: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):
-    # Products of one input with some rows of the full head; minus infinity for those of -1.
-    real = tokens >= 0
-    # 64-bit: a large head has more than 2^31 elements.
-    weights = weight_ptr + tl.where(real, tokens, 0).to(tl.int64)[:, None] * stride_weight_row
-    total = tl.zeros(tokens.shape, tl.float32)
-    for start in tl.static_range(0, HIDDEN, BLOCK_H):
-        h = start + tl.arange(0, BLOCK_H)
-        mask = real[:, None] & (h < HIDDEN)[None, :]
-        w = tl.load(weights + h[None, :], mask=mask, other=0.0)
+    # Log mass of what a tile drops, and exact logits of the tokens that were chosen in it.
+    if GATHERS:
+        real = chosen >= 0
+        # 64-bit: a large head has more than 2^31 elements.
+        weights = weight_ptr + tl.where(real, chosen, 0).to(tl.int64)[:, None] * stride_weight_row
+        h = tl.arange(0, BLOCK_H)
+        # On their way while the mass is summed.
+        w = tl.load(weights + h[None, :], mask=real[:, None] & (h < HIDDEN)[None, :], other=0.0)
         x = tl.load(head_input_ptr + h, mask=h < HIDDEN, other=0.0)
-        total += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-    return tl.where(real, total, float("-inf"))
+    at = rows.to(tl.int64) * num_tiles + tile
+    tl.store(mass_ptr + at, sum_rest(best, second, beyond, rest, 0), mask=rows < num_rows)
+    if GATHERS:
+        total = tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
+        for start in tl.static_range(BLOCK_H, HIDDEN, BLOCK_H):
+            inside = start + h < HIDDEN
+            mask = real[:, None] & inside[None, :]
+            w = tl.load(weights + start + h[None, :], mask=mask, other=0.0)
+            x = tl.load(head_input_ptr + start + h, mask=inside, other=0.0)
+            total += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
+        at = logits_ptr + tile * PER_TILE + tl.arange(0, PER_TILE)
+        tl.store(at, tl.where(real, total, float("-inf")))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])
@@ -141,6 +162,7 @@ def stream_tiles_kernel(
     stride_x_row,
     stride_weight_row,
     HAS_IDS: tl.constexpr,
+    HINT_IDS: tl.constexpr,
     GATHERS: tl.constexpr,
     TILE: tl.constexpr,
     PER_TILE: tl.constexpr,
@@ -148,63 +170,82 @@ def stream_tiles_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PRODUCTS: tl.constexpr,
-    HINT_IDS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
     BLOCK_H: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The best one or two tokens of every tile for each row, and the log mass of the rest.
 
-    With GATHERS, which is for one row, also the exact logits of what the program has chosen in its
-    tiles, BLOCK_C at most; other programs still stream meanwhile.
+    With GATHERS, which is for one row, also the exact logits of what the program has chosen; other
+    programs stream meanwhile. The rank is multiplied in two halves at a time, so that one product
+    need not wait for the other.
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
-    rows, k_lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_C)
-    span: tl.constexpr = BLOCK_K * PRODUCTS
-    k_steps: tl.constexpr = (RANK + span - 1) // span
+    num_turns = (num_tiles - walker + num_walkers - 1) // num_walkers
+    rows, k_lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, PER_TILE)
+    k_steps: tl.constexpr = (RANK + 2 * BLOCK_K - 1) // (2 * BLOCK_K)
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
-    scores, chosen = tl.zeros((BLOCK_V, BLOCK_N), tl.float32), tl.full((BLOCK_C,), -1, tl.int32)
-    other_scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-    x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
-    other_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
     if HAS_IDS and HINT_IDS:
-        for turn in range((num_tiles - walker + num_walkers - 1) // num_walkers):
+        for turn in range(num_turns):
             first = (walker + turn * num_walkers) * TILE
             prefetch(ids_ptr, first, TILE, num_tokens, HINTS, OVERLAP)
+    x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    other_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
     if k_steps > 1:
         await_inputs(OVERLAP)
+    scores, other = (
+        tl.zeros((BLOCK_V, BLOCK_N), tl.float32),
+        tl.zeros((BLOCK_V, BLOCK_N), tl.float32),
+    )
+    chosen = tl.full((PER_TILE,), -1, tl.int32)
     best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
-    for step in range((num_tiles - walker + num_walkers - 1) // num_walkers * tile_steps):
-        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * span
+    for step in range(num_turns * tile_steps):
+        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * 2 * BLOCK_K
         tile = walker + turn * num_walkers
         tokens, inside = _find_tokens(
             tile, part * BLOCK_V + tl.arange(0, BLOCK_V), ids_ptr, num_tokens, TILE, HAS_IDS
         )
         if k_steps > 1:
             x = load_inputs(x_ptr, rows, k + k_lane, num_rows, stride_x_row, RANK)
-            if PRODUCTS > 1:
-                other_x = load_inputs(
-                    x_ptr, rows, k + BLOCK_K + k_lane, num_rows, stride_x_row, RANK
-                )
+            other_x = load_inputs(x_ptr, rows, k + BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
         elif step == 0:
             # Waited for inside the loop, before which the engine is told of the first parts: they
             # are on their way while the input is still computed.
             await_inputs(OVERLAP)
             x = load_inputs(x_ptr, rows, k_lane, num_rows, stride_x_row, RANK)
-            if PRODUCTS > 1:
-                other_x = load_inputs(x_ptr, rows, BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
-        up = up_desc.load([tile * TILE + part * BLOCK_V, k])
-        if PRODUCTS > 1:
-            other_up = up_desc.load([tile * TILE + part * BLOCK_V, k + BLOCK_K])
-            other_scores = tl.dot(other_up, tl.trans(other_x), acc=other_scores)
+            other_x = load_inputs(x_ptr, rows, BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
+        if step > 0 and step % tile_steps == 0:
+            _finish_tile(
+                best,
+                second,
+                beyond,
+                rest,
+                chosen,
+                tile - num_walkers,
+                rows,
+                num_rows,
+                num_tiles,
+                mass_ptr,
+                head_input_ptr,
+                weight_ptr,
+                logits_ptr,
+                stride_weight_row,
+                GATHERS,
+                PER_TILE,
+                HIDDEN,
+                BLOCK_H,
+            )
+            best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
+        first = tile * TILE + part * BLOCK_V
+        up, other_up = up_desc.load([first, k]), up_desc.load([first, k + BLOCK_K])
         scores = tl.dot(up, tl.trans(x), acc=scores)
+        other = tl.dot(other_up, tl.trans(other_x), acc=other)
         if step % k_steps == k_steps - 1:
+            # Not a plain sum, which would be compiled to one product after the other.
             best, best_token, second, second_token, beyond, rest = see_part(
-                scores - (-other_scores),
+                scores - (-other),
                 inside[:, None],
                 tokens[:, None],
                 best,
@@ -216,7 +257,7 @@ def stream_tiles_kernel(
                 PER_TILE,
             )
             scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-            other_scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
+            other = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
         if step % tile_steps == tile_steps - 1:
             for pick in tl.static_range(PER_TILE):
                 value, token, best, best_token, second = take_best(
@@ -226,16 +267,27 @@ def stream_tiles_kernel(
                 found = _store_found(value, token, candidates_ptr, scores_ptr, at, rows < num_rows)
                 if GATHERS:
                     own = tl.sum(found * (rows == 0), axis=0)
-                    chosen = tl.where(slot == turn * PER_TILE + pick, own, chosen)
-            at = rows.to(tl.int64) * num_tiles + tile
-            tl.store(mass_ptr + at, sum_rest(best, second, beyond, rest, 0), mask=rows < num_rows)
-            best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
-    if GATHERS:
-        at = (walker + slot // PER_TILE * num_walkers) * PER_TILE + slot % PER_TILE
-        logits = _exact_logits(
-            chosen, head_input_ptr, weight_ptr, stride_weight_row, HIDDEN, BLOCK_H
-        )
-        tl.store(logits_ptr + at, logits, mask=at < num_tiles * PER_TILE)
+                    chosen = tl.where(slot == pick, own, chosen)
+    _finish_tile(
+        best,
+        second,
+        beyond,
+        rest,
+        chosen,
+        walker + (num_turns - 1) * num_walkers,
+        rows,
+        num_rows,
+        num_tiles,
+        mass_ptr,
+        head_input_ptr,
+        weight_ptr,
+        logits_ptr,
+        stride_weight_row,
+        GATHERS,
+        PER_TILE,
+        HIDDEN,
+        BLOCK_H,
+    )
 
 
 class StreamedTiles(NamedTuple):
@@ -302,8 +354,7 @@ def stream_tiles(
     num_tiles = triton.cdiv(head.num_tokens, tile)
     device = x.device
     walkers = min(num_tiles, plan.programs * count_multiprocessors(device))
-    block_c = int(triton.next_power_of_2(triton.cdiv(num_tiles, walkers) * per_tile))
-    gathers = num_rows == 1 and block_c <= MOST_GATHERED
+    gathers = num_rows == 1
     count = num_tiles * per_tile
     found = StreamedTiles(
         ids=torch.empty(num_rows, count, dtype=torch.int64, device=device),
@@ -312,8 +363,6 @@ def stream_tiles(
         logits=torch.empty(1, count, dtype=torch.float32, device=device) if gathers else None,
     )
     block_k = _choose_rank_block(rank)
-    products = PRODUCTS if block_k >= 64 else 1
-    block_k //= products
     hidden = head.weight.shape[1]
     stream_tiles_kernel[walkers,](
         TensorDescriptor.from_tensor(head.up, [plan.tokens, block_k]),
@@ -321,6 +370,7 @@ def stream_tiles(
         num_rows, head.num_tokens, num_tiles,
         x.stride(0), head.weight.stride(0),
         HAS_IDS=head.ids is not None,
+        HINT_IDS=HINT_IDS,
         GATHERS=gathers,
         TILE=tile,
         PER_TILE=per_tile,
@@ -328,11 +378,8 @@ def stream_tiles(
         HIDDEN=hidden,
         BLOCK_V=plan.tokens,
         BLOCK_K=block_k,
-        PRODUCTS=products,
-        HINT_IDS=HINT_IDS,
         BLOCK_N=BLOCK_ROWS,
-        BLOCK_C=block_c,
-        BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // block_c),
+        BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // per_tile),
         HINTS=32 * plan.warps,
         num_warps=plan.warps,
         num_stages=plan.stages,
