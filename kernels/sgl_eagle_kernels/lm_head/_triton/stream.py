@@ -73,7 +73,6 @@ class StreamPlan:
 
 
 PLAN = StreamPlan()
-HINT_IDS = True
 """The fastest of `python -m sgl_eagle_kernels.bench --plans` on an H200."""
 
 
@@ -93,12 +92,60 @@ def _find_tokens(tile, in_tile, ids_ptr, num_tokens, TILE: tl.constexpr, HAS_IDS
 
 
 @triton.jit
-def _store_found(value, token, candidates_ptr, scores_ptr, at, mask):
-    # What `take_best` took; -1 where there is nothing left.
-    found = tl.where(value > float("-inf"), token, -1)
-    tl.store(candidates_ptr + at, found.to(tl.int64), mask=mask)
-    tl.store(scores_ptr + at, value, mask=mask)
-    return found
+def _hint_at_ids(
+    ids_ptr,
+    walker,
+    num_walkers,
+    num_turns,
+    num_tokens,
+    TILE: tl.constexpr,
+    HAS_IDS: tl.constexpr,
+    HINTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    # Of all tiles of a program: their tokens are then never waited for.
+    if HAS_IDS:
+        for turn in range(num_turns):
+            first = (walker + turn * num_walkers) * TILE
+            prefetch(ids_ptr, first, TILE, num_tokens, HINTS, OVERLAP)
+
+
+@triton.jit
+def _load_halves(x_ptr, rows, k, num_rows, stride_x_row, RANK: tl.constexpr, BLOCK_K: tl.constexpr):
+    # Two parts of the low-rank inputs that follow each other.
+    lane = k + tl.arange(0, BLOCK_K)
+    x = load_inputs(x_ptr, rows, lane, num_rows, stride_x_row, RANK)
+    return x, load_inputs(x_ptr, rows, lane + BLOCK_K, num_rows, stride_x_row, RANK)
+
+
+@triton.jit
+def _choose_tokens(
+    best,
+    best_token,
+    second,
+    second_token,
+    tile,
+    rows,
+    num_rows,
+    num_tiles,
+    candidates_ptr,
+    scores_ptr,
+    PER_TILE: tl.constexpr,
+):
+    # The best tokens of a tile are stored, -1 where there is none. Returned are the memory without
+    # them, and those of the first row.
+    slot = tl.arange(0, PER_TILE)
+    chosen = tl.full((PER_TILE,), -1, tl.int32)
+    for pick in tl.static_range(PER_TILE):
+        value, token, best, best_token, second = take_best(
+            best, best_token, second, second_token, 0, PER_TILE
+        )
+        found = tl.where(value > float("-inf"), token, -1)
+        at = (rows.to(tl.int64) * num_tiles + tile) * PER_TILE + pick
+        tl.store(candidates_ptr + at, found.to(tl.int64), mask=rows < num_rows)
+        tl.store(scores_ptr + at, value, mask=rows < num_rows)
+        chosen = tl.where(slot == pick, tl.sum(found * (rows == 0), axis=0), chosen)
+    return best, second, chosen
 
 
 @triton.jit
@@ -162,7 +209,6 @@ def stream_tiles_kernel(
     stride_x_row,
     stride_weight_row,
     HAS_IDS: tl.constexpr,
-    HINT_IDS: tl.constexpr,
     GATHERS: tl.constexpr,
     TILE: tl.constexpr,
     PER_TILE: tl.constexpr,
@@ -183,111 +229,58 @@ def stream_tiles_kernel(
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
     num_turns = (num_tiles - walker + num_walkers - 1) // num_walkers
-    rows, k_lane, slot = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K), tl.arange(0, PER_TILE)
+    rows, lane = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_V)
     k_steps: tl.constexpr = (RANK + 2 * BLOCK_K - 1) // (2 * BLOCK_K)
     parts: tl.constexpr = (TILE + BLOCK_V - 1) // BLOCK_V
     tile_steps: tl.constexpr = parts * k_steps
-    if HAS_IDS and HINT_IDS:
-        for turn in range(num_turns):
-            first = (walker + turn * num_walkers) * TILE
-            prefetch(ids_ptr, first, TILE, num_tokens, HINTS, OVERLAP)
+    _hint_at_ids(ids_ptr, walker, num_walkers, num_turns, num_tokens, TILE, HAS_IDS, HINTS, OVERLAP)
     x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
-    other_x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
+    other_x, nothing = x, tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
+    scores, other, chosen = nothing, nothing, tl.full((PER_TILE,), -1, tl.int32)
+    best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     if k_steps > 1:
         await_inputs(OVERLAP)
-    scores, other = (
-        tl.zeros((BLOCK_V, BLOCK_N), tl.float32),
-        tl.zeros((BLOCK_V, BLOCK_N), tl.float32),
-    )
-    chosen = tl.full((PER_TILE,), -1, tl.int32)
-    best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     for step in range(num_turns * tile_steps):
-        turn, part, k = step // tile_steps, step // k_steps % parts, step % k_steps * 2 * BLOCK_K
-        tile = walker + turn * num_walkers
+        part, k = step // k_steps % parts, step % k_steps * 2 * BLOCK_K
+        tile = walker + step // tile_steps * num_walkers
         tokens, inside = _find_tokens(
-            tile, part * BLOCK_V + tl.arange(0, BLOCK_V), ids_ptr, num_tokens, TILE, HAS_IDS
+            tile, part * BLOCK_V + lane, ids_ptr, num_tokens, TILE, HAS_IDS
         )
         if k_steps > 1:
-            x = load_inputs(x_ptr, rows, k + k_lane, num_rows, stride_x_row, RANK)
-            other_x = load_inputs(x_ptr, rows, k + BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
+            x, other_x = _load_halves(x_ptr, rows, k, num_rows, stride_x_row, RANK, BLOCK_K)
         elif step == 0:
             # Waited for inside the loop, before which the engine is told of the first parts: they
             # are on their way while the input is still computed.
             await_inputs(OVERLAP)
-            x = load_inputs(x_ptr, rows, k_lane, num_rows, stride_x_row, RANK)
-            other_x = load_inputs(x_ptr, rows, BLOCK_K + k_lane, num_rows, stride_x_row, RANK)
+            x, other_x = _load_halves(x_ptr, rows, 0, num_rows, stride_x_row, RANK, BLOCK_K)
         if step > 0 and step % tile_steps == 0:
             _finish_tile(
-                best,
-                second,
-                beyond,
-                rest,
-                chosen,
-                tile - num_walkers,
-                rows,
-                num_rows,
-                num_tiles,
-                mass_ptr,
-                head_input_ptr,
-                weight_ptr,
-                logits_ptr,
-                stride_weight_row,
-                GATHERS,
-                PER_TILE,
-                HIDDEN,
-                BLOCK_H,
-            )
+                best, second, beyond, rest, chosen, tile - num_walkers, rows, num_rows, num_tiles,
+                mass_ptr, head_input_ptr, weight_ptr, logits_ptr, stride_weight_row,
+                GATHERS, PER_TILE, HIDDEN, BLOCK_H,
+            )  # fmt: skip
             best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
         first = tile * TILE + part * BLOCK_V
         up, other_up = up_desc.load([first, k]), up_desc.load([first, k + BLOCK_K])
         scores = tl.dot(up, tl.trans(x), acc=scores)
         other = tl.dot(other_up, tl.trans(other_x), acc=other)
         if step % k_steps == k_steps - 1:
-            # Not a plain sum, which would be compiled to one product after the other.
+            # A plain sum would be compiled to one product after the other.
             best, best_token, second, second_token, beyond, rest = see_part(
-                scores - (-other),
-                inside[:, None],
-                tokens[:, None],
-                best,
-                best_token,
-                second,
-                second_token,
-                beyond,
-                rest,
-                PER_TILE,
-            )
-            scores = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-            other = tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
+                scores - (-other), inside[:, None], tokens[:, None],
+                best, best_token, second, second_token, beyond, rest, PER_TILE,
+            )  # fmt: skip
+            scores, other = nothing, nothing
         if step % tile_steps == tile_steps - 1:
-            for pick in tl.static_range(PER_TILE):
-                value, token, best, best_token, second = take_best(
-                    best, best_token, second, second_token, 0, PER_TILE
-                )
-                at = (rows.to(tl.int64) * num_tiles + tile) * PER_TILE + pick
-                found = _store_found(value, token, candidates_ptr, scores_ptr, at, rows < num_rows)
-                if GATHERS:
-                    own = tl.sum(found * (rows == 0), axis=0)
-                    chosen = tl.where(slot == pick, own, chosen)
+            best, second, chosen = _choose_tokens(
+                best, best_token, second, second_token, tile, rows, num_rows, num_tiles,
+                candidates_ptr, scores_ptr, PER_TILE,
+            )  # fmt: skip
     _finish_tile(
-        best,
-        second,
-        beyond,
-        rest,
-        chosen,
-        walker + (num_turns - 1) * num_walkers,
-        rows,
-        num_rows,
-        num_tiles,
-        mass_ptr,
-        head_input_ptr,
-        weight_ptr,
-        logits_ptr,
-        stride_weight_row,
-        GATHERS,
-        PER_TILE,
-        HIDDEN,
-        BLOCK_H,
-    )
+        best, second, beyond, rest, chosen, walker + (num_turns - 1) * num_walkers, rows,
+        num_rows, num_tiles, mass_ptr, head_input_ptr, weight_ptr, logits_ptr, stride_weight_row,
+        GATHERS, PER_TILE, HIDDEN, BLOCK_H,
+    )  # fmt: skip
 
 
 class StreamedTiles(NamedTuple):
@@ -370,7 +363,6 @@ def stream_tiles(
         num_rows, head.num_tokens, num_tiles,
         x.stride(0), head.weight.stride(0),
         HAS_IDS=head.ids is not None,
-        HINT_IDS=HINT_IDS,
         GATHERS=gathers,
         TILE=tile,
         PER_TILE=per_tile,
