@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -10,6 +12,9 @@ INTERPRETED_MULTIPROCESSORS = 2
 """Of Triton's interpreter: more than one, so that tests walk over tiles as a GPU does."""
 INTERPRETED_SHARED_MEMORY = 1 << 18
 OVERLAP_CAPABILITY = (9, 0)
+CARVEOUT_ATTRIBUTE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+CARVEOUT = 100  # percent
+_asked: dict[int, int] = {}
 
 
 @cache
@@ -88,3 +93,20 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     if not overlaps_launches(device):
         return {"OVERLAP": False}  # Triton's interpreter knows no launch options
     return {"OVERLAP": True, "launch_pdl": True}
+
+
+def leave_shared_memory(kernel: Any) -> None:  # noqa: ANN401  Triton types no compiled kernel
+    """Let programs of the next kernel start on a multiprocessor while those of this one run there.
+
+    A multiprocessor divides its memory into cache and shared memory as suits the kernel that comes
+    first, and divides it anew only when it is empty. So a small kernel asks for shared memory that
+    it does not need itself.
+
+    Args:
+        kernel: What a launch returned; None in Triton's interpreter.
+    """
+    function = getattr(kernel, "function", None)
+    if function is not None and _asked.get(function) != CARVEOUT:
+        _asked[function] = CARVEOUT
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuFuncSetAttribute(ctypes.c_void_p(function), CARVEOUT_ATTRIBUTE, CARVEOUT)

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -27,6 +29,23 @@ def test_what_stage_1_keeps_on_chip_fits(monkeypatch, shared_memory_bytes, dtype
             input_bytes = blocks.rows * blocks.rank * dtype.itemsize
             assert blocks.stages >= 2
             assert (blocks.stages - 1) * part_bytes + input_bytes <= shared_memory_bytes
+
+
+def test_shared_memory_is_asked_for_once(monkeypatch):
+    calls = []
+
+    class Driver:
+        @staticmethod
+        def cuFuncSetAttribute(function, attribute, value):  # noqa: N802 (the driver's name)
+            calls.append((function.value, attribute, value))
+            return 0
+
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda _: Driver)
+    monkeypatch.setattr(launch, "_asked", {})
+    launch.leave_shared_memory(None)  # of the interpreter
+    for function in (7, 7, 8):
+        launch.leave_shared_memory(SimpleNamespace(function=function))
+    assert calls == [(7, 9, 100), (8, 9, 100)]
 
 
 @pytest.mark.gpu

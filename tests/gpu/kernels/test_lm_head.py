@@ -1,10 +1,13 @@
 """What only a GPU shows of the LM head: half precision, captured graphs, large tensors."""
 
+import ctypes
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs Triton")
 
+from sgl_eagle_kernels import launch  # noqa: E402
 from sgl_eagle_kernels.bench.head_cases import (  # noqa: E402
     compare_heads,
     describe_difference,
@@ -18,6 +21,7 @@ from sgl_eagle_kernels.lm_head import (  # noqa: E402
     rank_tokens,
     reference,
 )
+from sgl_eagle_kernels.lm_head._triton import projection  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -188,6 +192,23 @@ def test_as_many_kernels_run_as_the_benchmark_says(shortlist, num_rows):
         torch.cuda.synchronize()
     kernels = [event.name for event in profile.events() if event.name.endswith("kernel")]
     assert len(kernels) == num_launches, kernels
+
+
+def test_small_kernels_leave_shared_memory_to_the_next(monkeypatch):
+    asked = []
+    set_attribute = launch.leave_shared_memory
+    monkeypatch.setattr(
+        projection,
+        "leave_shared_memory",
+        lambda kernel: (set_attribute(kernel), asked.append(kernel)),
+    )
+    head = make_head(SHORTLISTS[1], 32001, 264, 64, torch.bfloat16)
+    rank_tokens(make_input(1, head), head, 8)
+    percent = ctypes.c_int(0)
+    status = ctypes.CDLL("libcuda.so.1").cuFuncGetAttribute(
+        ctypes.byref(percent), launch.CARVEOUT_ATTRIBUTE, ctypes.c_void_p(asked[0].function)
+    )
+    assert (status, percent.value) == (0, launch.CARVEOUT)
 
 
 @pytest.mark.parametrize("large", ["weight", "up"])

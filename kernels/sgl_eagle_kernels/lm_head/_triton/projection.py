@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from sgl_eagle_kernels.launch import launch_options
+from sgl_eagle_kernels.launch import launch_options, leave_shared_memory
 from sgl_eagle_kernels.lm_head._triton.order import admit_next, await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.stage2 import BLOCK_ELEMENTS, choose_hidden_block
@@ -78,7 +78,7 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
     out = torch.empty(num_rows, rank, dtype=head_input.dtype, device=head_input.device)
     block_h = choose_hidden_block(hidden)
     block_r = min(16, BLOCK_ELEMENTS // block_h)
-    project_kernel[triton.cdiv(rank, block_r), num_rows](
+    kernel = project_kernel[triton.cdiv(rank, block_r), num_rows](
         head_input, head.down, out, head_input.stride(0), out.stride(0),
         RANK=rank,
         HIDDEN=hidden,
@@ -89,4 +89,5 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
         num_warps=NUM_WARPS,
         **launch_options(head_input.device),
     )  # fmt: skip
+    leave_shared_memory(kernel)
     return out

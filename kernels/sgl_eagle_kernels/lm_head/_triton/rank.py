@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_eagle_kernels.launch import launch_options
+from sgl_eagle_kernels.launch import launch_options, leave_shared_memory
 from sgl_eagle_kernels.lm_head._triton.order import (
     add_log_masses,
     await_inputs,
@@ -201,7 +201,7 @@ def rank_candidates(
     arguments = (candidates, logits, scores, mass, *result, count, mass.shape[1])
     if counts:
         block_i = min(block_c, max(1, MOST_COMPARED // block_c))
-        places_kernel[triton.cdiv(count, block_i), num_rows](
+        kernel = places_kernel[triton.cdiv(count, block_i), num_rows](
             *arguments,
             HAS_SCORES=scores is not None,
             TOPK=topk,
@@ -211,6 +211,7 @@ def rank_candidates(
             num_warps=PLACES_WARPS,
             **launch_options(device),
         )
+        leave_shared_memory(kernel)
         return result
     best_of_row_kernel[num_rows,](
         *arguments,

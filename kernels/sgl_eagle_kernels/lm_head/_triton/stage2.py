@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgl_eagle_kernels.launch import launch_options
+from sgl_eagle_kernels.launch import launch_options, leave_shared_memory
 from sgl_eagle_kernels.lm_head._triton.order import await_inputs
 
 BLOCK_ELEMENTS = 4096  # of weights that one program holds: 32 for each thread
@@ -71,7 +71,7 @@ def gather_dot(x: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     out = torch.empty(num_rows, count, dtype=torch.float32, device=x.device)
     block_h = choose_hidden_block(hidden)
     block_c = min(16, BLOCK_ELEMENTS // block_h)
-    gather_dot_kernel[triton.cdiv(count, block_c), num_rows](
+    kernel = gather_dot_kernel[triton.cdiv(count, block_c), num_rows](
         x, weight, ids, out, count, x.stride(0), weight.stride(0), out.stride(0),
         HIDDEN=hidden,
         BLOCK_H=block_h,
@@ -79,6 +79,7 @@ def gather_dot(x: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
         num_warps=4,
         **launch_options(x.device),
     )  # fmt: skip
+    leave_shared_memory(kernel)
     return out
 
 
