@@ -117,7 +117,10 @@ def test_difference_is_free_at_ties_only():
     wrong = wanted._replace(ids=torch.tensor([[7, 4, 2, 9]]))
     assert describe_difference(wrong, wanted) == "1 ids differ away from ties"
     far = wanted._replace(log_probs=wanted.log_probs + 0.01)
-    assert describe_difference(far, wanted).startswith("log-probabilities differ by")
+    assert describe_difference(far, wanted) == "logits differ by 1.00e-02"
+    shifted = far._replace(log_normalizer=wanted.log_normalizer - 0.01)
+    assert describe_difference(shifted, wanted) == "normalizers differ by 1.00e-02"
+    assert describe_difference(shifted, wanted, normalizer_tolerance=0.02) == ""
     flagged = wanted._replace(is_finite=torch.zeros(1, dtype=torch.bool))
     assert describe_difference(flagged, wanted) == "flags differ"
 
