@@ -91,7 +91,7 @@ def test_plans_of_few_rows_fit_the_device(monkeypatch):
     variants = [case.variant for case in make_cases(selection)]
     cut = variants[: len(variants) // 2]
     assert cut == variants[len(cut) :]  # of one row and of eight
-    assert cut[0] == "local 256 x 1, rank 256, 2 x 4 stages of 64, 4 warps"
+    assert cut[0] == "local 256 x 1, rank 256, 4 x 4 stages of 32, 2 warps"
     assert len(set(cut)) == len(cut)
     assert "local 256 x 1, rank 256, 1 x 7 stages of 64, 4 warps" in cut
     assert "local 256 x 1, rank 256, 2 x 5 stages of 64, 4 warps" not in cut  # 256 KiB

@@ -20,7 +20,7 @@ from sgl_eagle_kernels.lm_head.head import TwoStageHead
 MOST_PROJECTED_ROWS = 8
 """Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
 NUM_WARPS = 4
-FIRST = True
+FIRST = False
 
 
 @triton.jit

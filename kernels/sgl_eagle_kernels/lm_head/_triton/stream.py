@@ -41,7 +41,7 @@ MOST_RANK_BLOCK = 256  # where whole rows fit, parts of `up` are contiguous
 GATHERED_ELEMENTS = 8192  # of the full head, that one program has under way
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
-"""Memory on chip without which `local.py` is used: the parts of both programs fill it."""
+"""Memory on chip without which `local.py` is used: the parts of all programs fill it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +51,14 @@ class StreamPlan:
     Attributes:
         tokens: Of a part of `up`, a power of two of at least 16.
         stages: One part is multiplied, the others are on their way.
-        programs: On a multiprocessor: one streams while the other ranks a tile.
+        programs: On a multiprocessor: some stream while others rank a tile.
         warps: Of a program.
     """
 
-    tokens: int = 64
+    tokens: int = 32
     stages: int = 4
-    programs: int = 2
-    warps: int = 4
+    programs: int = 4
+    warps: int = 2
 
     def shared_bytes(self, rank: int) -> int:
         """What parts take of a multiprocessor's memory.
