@@ -11,17 +11,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def admit_next(OVERLAP: tl.constexpr):
-    """Let the next kernel be launched before this one has waited for its own inputs.
-
-    The next may then begin while the kernel before this one still runs: until it has waited, it
-    may touch only what neither of them writes, which is weights.
-    """
-    if OVERLAP:
-        gdc_launch_dependents()
-
-
-@triton.jit
 def await_inputs(OVERLAP: tl.constexpr):
     """Wait until all writes of earlier kernels are visible, and let the next one be launched.
 

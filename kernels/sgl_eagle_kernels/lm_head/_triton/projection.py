@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sgl_eagle_kernels.launch import launch_options, leave_shared_memory
-from sgl_eagle_kernels.lm_head._triton.order import admit_next, await_inputs
+from sgl_eagle_kernels.lm_head._triton.order import await_inputs
 from sgl_eagle_kernels.lm_head._triton.prefetch import prefetch
 from sgl_eagle_kernels.lm_head._triton.stage2 import BLOCK_ELEMENTS, choose_hidden_block
 from sgl_eagle_kernels.lm_head.head import TwoStageHead
@@ -20,7 +20,6 @@ from sgl_eagle_kernels.lm_head.head import TwoStageHead
 MOST_PROJECTED_ROWS = 8
 """Beyond these, tensor cores read `down` once for all rows, where our kernel reads it for each."""
 NUM_WARPS = 4
-FIRST = False
 
 
 @triton.jit
@@ -34,13 +33,10 @@ def project_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    FIRST: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Products of one row's input with some rows of `down`."""
-    if FIRST:
-        admit_next(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_R
     if row == 0:
@@ -84,7 +80,6 @@ def project(head_input: Tensor, head: TwoStageHead) -> Tensor:
         HIDDEN=hidden,
         BLOCK_H=block_h,
         BLOCK_R=block_r,
-        FIRST=FIRST,
         HINTS=32 * NUM_WARPS,
         num_warps=NUM_WARPS,
         **launch_options(head_input.device),

@@ -25,8 +25,9 @@ from sgl_eagle_kernels.lm_head.head import HeadTopk
 
 MOST_COUNTED_ROWS = 8
 """Rows up to which counting is quicker: it compares all pairs, and many rows add up."""
-PLACES_WARPS = 4
-MOST_COMPARED = 4096  # pairs of candidates that one program compares
+MOST_COMPARED = 4096
+"""Pairs of candidates that one program compares: one row leaves most of a GPU idle. Of several rows
+it compares twice as many, with twice as many warps."""
 
 
 @triton.jit(do_not_specialize=["num_candidates", "num_masses"])
@@ -200,7 +201,8 @@ def rank_candidates(
         block_c = block_t = max(block_c, block_t)
     arguments = (candidates, logits, scores, mass, *result, count, mass.shape[1])
     if counts:
-        block_i = min(block_c, max(1, MOST_COMPARED // block_c))
+        share = 1 if num_rows == 1 else 2
+        block_i = min(block_c, max(1, share * MOST_COMPARED // block_c))
         kernel = places_kernel[triton.cdiv(count, block_i), num_rows](
             *arguments,
             HAS_SCORES=scores is not None,
@@ -208,7 +210,7 @@ def rank_candidates(
             BLOCK_C=block_c,
             BLOCK_T=block_t,
             BLOCK_I=block_i,
-            num_warps=PLACES_WARPS,
+            num_warps=4 * share,
             **launch_options(device),
         )
         leave_shared_memory(kernel)

@@ -103,7 +103,7 @@ def _hint_at_ids(
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    # Of all tiles of a program: their tokens are then never waited for.
+    # Of all tiles of a program, while its input is still computed.
     if HAS_IDS:
         for turn in range(num_turns):
             first = (walker + turn * num_walkers) * TILE
