@@ -7,7 +7,6 @@ server takes the first `topk` of a node's T children, and leaves the last branch
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,9 +19,6 @@ from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_kernels import draft_mail
 from sgl_eagle_kernels.tree_grow import IdentityCurve, grow_level
-
-TREE_KERNELS_VARIABLE = "SGL_EAGLE_TREE_KERNELS"
-"""0 lets torch choose frontiers and lay out trees on a GPU too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +111,7 @@ class DraftBuffers:
     @property
     def fit_kernels(self) -> bool:
         """Whether one kernel can make each choice that torch makes by many small ones."""
-        on_gpu = self.mail.is_cuda and self.topk <= draft_mail.MAX_TOPK
-        return on_gpu and os.environ.get(TREE_KERNELS_VARIABLE) != "0"
+        return self.mail.is_cuda and self.topk <= draft_mail.MAX_TOPK
 
     def first(self, num_rows: int) -> DraftBuffers:
         """The first rows of each.
