@@ -51,8 +51,7 @@ def write_policies(folder: Path) -> dict[str, Path]:
         ),
         "price": make_price(),
         "price_dear": make_price(price_tok_per_us=1.0),
-        # The draft has to catch up several times, eight tokens at once, before it drafts.
-        "price_late": make_price(verify_sizes=(1, 2, 4, 8)),
+        "price_late": make_price(),
         "price_pruned": make_price(price_tok_per_us=1 / 16).model_copy(
             update={"allow_plain": False}
         ),
@@ -61,9 +60,7 @@ def write_policies(folder: Path) -> dict[str, Path]:
     return {name: _write(folder, name, spec) for name, spec in specs.items()}
 
 
-def make_price(
-    price_tok_per_us: float = 1 / 700, verify_sizes: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
-) -> PriceSpec:
+def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
     """A price policy that prunes, stops and narrows.
 
     With the dear price, time is worth more than any token and plain decoding always wins.
@@ -72,7 +69,7 @@ def make_price(
     return PriceSpec(
         num_steps=5,
         topk=4,
-        verify_sizes=verify_sizes,
+        verify_sizes=(1, 2, 4, 8, 12, 16),
         widths=(1, 2, 4),
         price_tok_per_us=price_tok_per_us,
         calibration=IdentityMap(),
