@@ -22,17 +22,15 @@ from sgl_eagle.plugin.builtin_policy import (
     expected_drafts,
     load_prior,
 )
+from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS
 from sgl_eagle_harness.confidence import sample_nodes
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.reliability import Reliability, assess
-from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.round_shape import RoundShape, round_shapes
 from sgl_eagle_harness.trace_store import read_dense_trace
 from sgl_eagle_harness.types import TreeLimits
 from sgl_eagle_tuner.replay import tokens_left
 from sgl_eagle_tuner.static_grid import replay_grid
-
-LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
-"""Those of a server whose three flags are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +51,16 @@ class ShapeCheck:
 
 
 def check_map(prior: PolicyPrior, trace: DenseTrace) -> Reliability:
-    """Score a prior's map on all nodes within the limits.
+    """Score a prior's map on all nodes within the default limits.
 
     Args:
         prior: Any.
-        trace: Recorded as deep and as wide as the limits.
+        trace: Recorded as deep and as wide as the server's default limits.
 
     Returns:
         Its scores.
     """
-    sample = sample_nodes(trace, LIMITS)
+    sample = sample_nodes(trace, DEFAULT_LIMITS)
     return assess(prior.calibration.sample_accept_probs(sample), sample.accepted)
 
 
@@ -71,18 +69,17 @@ def check_shapes(prior: PolicyPrior, trace: DenseTrace) -> Iterator[ShapeCheck]:
 
     Args:
         prior: Any.
-        trace: Recorded as deep and as wide as the limits.
+        trace: Recorded as deep and as wide as the server's default limits.
 
     Yields:
         Every depth with every verify size that its tree fills, shallow and small ones first.
     """
-    sizes = builtin_sizes(LIMITS)
-    expected, left = expected_drafts(prior, LIMITS), tokens_left(trace)
+    sizes, topk = builtin_sizes(DEFAULT_LIMITS), DEFAULT_LIMITS.topk
+    expected, left = expected_drafts(prior, DEFAULT_LIMITS), tokens_left(trace)
+    _, *drafted = round_shapes(num_steps=DEFAULT_LIMITS.num_steps, topk=topk, sizes=sizes)
     shapes = [
-        TreeLimits(num_steps=depth, topk=LIMITS.topk, num_draft_tokens=size)
-        for depth in range(1, LIMITS.num_steps + 1)
-        for size in sizes[1:]
-        if size <= 1 + LIMITS.topk + (depth - 1) * LIMITS.topk**2
+        TreeLimits(num_steps=shape.num_steps, topk=topk, num_draft_tokens=shape.num_draft_tokens)
+        for shape in drafted
     ]
     for limits, table in replay_grid(trace, shapes):
         whole = left > limits.num_steps
@@ -117,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
     checks = list(check_shapes(prior, trace))
     rows = [
         [
-            f"{each.shape.num_steps}/{LIMITS.topk}/{each.shape.num_draft_tokens}",
+            f"{each.shape.num_steps}/{DEFAULT_LIMITS.topk}/{each.shape.num_draft_tokens}",
             str(each.num_positions),
             f"{each.expected:.2f}",
             f"{each.kept:.2f}",

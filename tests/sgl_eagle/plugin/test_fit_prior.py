@@ -8,6 +8,7 @@ pytest.importorskip("torch", reason="needs torch installed")
 from sgl_eagle.cli import main as sgl_eagle
 from sgl_eagle.plugin import check_prior, fit_prior
 from sgl_eagle.plugin.builtin_policy import builtin_sizes, load_prior
+from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS
 from sgl_eagle_harness.trace_store import read_dense_trace
 
 pytestmark = pytest.mark.reference
@@ -56,9 +57,7 @@ def test_it_foresees_the_text_that_it_was_fitted_on_better_than_another_pairs_do
 def test_kept_drafts_are_those_of_the_text(traces):
     trace = read_dense_trace([traces])
     checks = {each.shape: each for each in check_prior.check_shapes(load_prior(), trace)}
-    assert {shape.num_draft_tokens for shape in checks} == set(
-        builtin_sizes(check_prior.LIMITS)[1:]
-    )
+    assert {shape.num_draft_tokens for shape in checks} == set(builtin_sizes(DEFAULT_LIMITS)[1:])
     chain = next(each for each in checks.values() if each.shape.num_draft_tokens == 2)
     # The one draft of a tree of two nodes is the best child of the root.
     best = (trace.depths == 1) & (trace.ranks == 0)
