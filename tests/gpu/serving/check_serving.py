@@ -108,8 +108,9 @@ def parse_arguments(words=None):
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--timed-tokens", type=int, default=256)
     parser.add_argument(
-        "--profile", nargs="+", type=engine_name, default=[], help="engines to trace at batch 1"
+        "--profile", nargs="+", type=engine_name, default=[], help="engines to trace"
     )
+    parser.add_argument("--profiled-requests", type=int, default=1, help="that decode together")
     parser.add_argument("--profiled-rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--commit", help="of the checkout, for the record")
@@ -119,8 +120,12 @@ def parse_arguments(words=None):
         parser.error(f"--out must be a new folder, {args.out} holds the results of another run")
     if "sgl-tuned" in map(without_backend, args.engines) and args.policy is None:
         parser.error("sgl-tuned needs --policy")
-    if max(*args.batches, *args.concurrencies) > args.max_running_requests:
-        parser.error("--batches and --concurrencies must be at most --max-running-requests")
+    together = (*args.batches, *args.concurrencies, args.profiled_requests)
+    if max(together) > args.max_running_requests:
+        parser.error(
+            "--batches, --concurrencies and --profiled-requests must be at most "
+            f"--max-running-requests, {args.max_running_requests}; the largest is {max(together)}"
+        )
     return args
 
 
@@ -401,7 +406,7 @@ class ServingCheck:
         }
 
     def profile_rounds(self, prompts):
-        """Traces of the scheduler's rounds at batch 1, in Chrome's format, one engine at a time."""
+        """Traces of decode rounds in Chrome's format, one engine at a time."""
         sampling = {
             "temperature": 0,
             "max_new_tokens": self.args.timed_tokens,
@@ -413,7 +418,7 @@ class ServingCheck:
             self.ask_all(
                 "profiled",
                 lambda engine, folder=folder: engine.profile(
-                    prompts[0],
+                    prompts[: self.args.profiled_requests],
                     sampling=sampling,
                     folder=folder.resolve(),
                     num_rounds=self.args.profiled_rounds,
@@ -437,7 +442,8 @@ def main(words=None):
     try:
         check.start()
         files = args.prompts or sorted(SHIPPED_PROMPTS.glob("*"))
-        count = max(args.num_equal, *args.concurrencies, FEWEST_REQUESTS)
+        most = max(args.num_equal, args.profiled_requests, *args.concurrencies)
+        count = max(most, FEWEST_REQUESTS)
         prompts = load_prompts(args.target, files, count)
         check.results["prompt_tokens"] = [len(prompt) for prompt in prompts]
         check.warm_up(prompts)

@@ -59,9 +59,9 @@ class EngineHandle:
         }
         return self._ask({"complete": command}, timeout_s)
 
-    def profile(self, prompt, *, sampling, folder, num_rounds, timeout_s):
+    def profile(self, prompts, *, sampling, folder, num_rounds, timeout_s):
         command = {
-            "prompt": prompt,
+            "prompts": prompts,
             "sampling": sampling,
             "folder": str(folder),
             "num_rounds": num_rounds,

@@ -38,7 +38,7 @@ class PromptEngine:
             "top_two": [[0.5, 0.5]] * len(prompts) if logprobs else None,
         }
 
-    def profile(self, _prompt, *, folder, **_):
+    def profile(self, _prompts, *, folder, **_):
         (Path(folder) / "trace.json").touch()
         return {"files": ["trace.json"]}
 
