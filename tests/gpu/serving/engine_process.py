@@ -57,25 +57,35 @@ class EngineProcess:
         }
 
     def profile(self, *, prompts, sampling, folder, num_rounds):
-        """Trace decode rounds of prompts that run together; the scheduler writes the files after.
+        """Trace rounds in which all prompts decode; the scheduler writes the file when they end.
 
         Python's own calls are left out: noting them would take longer than what they do.
         """
-        self._engine.start_profile(
-            output_dir=folder, num_steps=num_rounds, profile_by_stage=True, with_stack=False
-        )
-        self.complete(prompts=prompts, concurrency=len(prompts), sampling=sampling)
+        loop = self._engine.loop
+        started = [asyncio.Event() for _ in prompts]
+
+        async def complete_one(prompt, began):
+            parts = await self._engine.async_generate(
+                input_ids=prompt, sampling_params=sampling, stream=True
+            )
+            async for _ in parts:
+                began.set()
+
+        pairs = zip(prompts, started, strict=True)
+        answers = [loop.create_task(complete_one(prompt, began)) for prompt, began in pairs]
+        for began in started:
+            loop.run_until_complete(began.wait())
+        self._engine.start_profile(output_dir=folder, num_steps=num_rounds, with_stack=False)
+        loop.run_until_complete(asyncio.gather(*answers))
+        if not os.listdir(folder):  # noqa: PTH208  # fewer rounds than were to be traced
+            self._engine.stop_profile()
         deadline = time.monotonic() + TRACE_TIMEOUT_S
-        while not _decode_traces(folder) and time.monotonic() < deadline:
+        while not os.listdir(folder) and time.monotonic() < deadline:  # noqa: PTH208
             time.sleep(0.5)
-        return {"files": _decode_traces(folder)}
+        return {"files": os.listdir(folder)}  # noqa: PTH208
 
     def shutdown(self):
         self._engine.shutdown()
-
-
-def _decode_traces(folder):
-    return [name for name in os.listdir(folder) if "DECODE" in name]  # noqa: PTH208
 
 
 def main(arguments_file, commands_fd, answers_fd):
