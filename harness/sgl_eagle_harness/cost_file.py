@@ -62,6 +62,7 @@ class CostFile(Record):
         verify_select_us: Choosing and laying out the verified tree.
         extends_every_step: Whether every step ends with a draft-extend over what it verified.
         drafts_ahead: Whether draft steps run while the policy decides.
+        rounds_in_a_row: Whether rounds were timed as they follow each other while serving.
         num_repeats: Measurements behind each median.
         created: Time of measurement, with its zone.
         commit: Source revision, if known.
@@ -78,6 +79,7 @@ class CostFile(Record):
     verify_select_us: float
     extends_every_step: bool = False
     drafts_ahead: bool = False
+    rounds_in_a_row: bool = False
     num_repeats: int = Field(ge=1)
     created: AwareDatetime
     commit: str | None = None
@@ -122,6 +124,7 @@ class CostFile(Record):
             verify_select_us=table.verify_select_us,
             extends_every_step=table.extends_every_step,
             drafts_ahead=table.drafts_ahead,
+            rounds_in_a_row=table.rounds_in_a_row,
             num_repeats=num_repeats,
             created=created,
             commit=commit,
@@ -159,12 +162,15 @@ class CostFile(Record):
             verify_select_us=self.verify_select_us,
             extends_every_step=self.extends_every_step,
             drafts_ahead=self.drafts_ahead,
+            rounds_in_a_row=self.rounds_in_a_row,
         )
 
     @property
     def sha256(self) -> str:
         """Digest of the record's JSON, which policies carry to say what they were tuned for."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        # A table of before keeps its digest.
+        since = set() if self.rounds_in_a_row else {"rounds_in_a_row"}
+        return hashlib.sha256(self.model_dump_json(exclude=since).encode()).hexdigest()
 
 
 def load_cost_file(path: Path) -> CostFile:

@@ -208,6 +208,8 @@ class CostTable:
         drafts_ahead: Whether the engine runs a draft step at full width while the policy decides
             about the level before: a level takes the longer of the two, and a stop wastes the rest
             of the step that runs.
+        rounds_in_a_row: Whether rounds were timed as they follow each other while serving; if not,
+            each was timed alone, with the host's time that serving hides.
     """
 
     setup: CostSetup
@@ -218,6 +220,7 @@ class CostTable:
     verify_select_us: float
     extends_every_step: bool = False
     drafts_ahead: bool = False
+    rounds_in_a_row: bool = False
 
     def __post_init__(self) -> None:
         for name in ("decide_us", "verify_select_us"):

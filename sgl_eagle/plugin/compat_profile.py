@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 
-def make_decode_batch(worker: Any, *, batch_size: int, context_len: int) -> Any:
-    """A batch as the scheduler hands it to a speculative worker, of requests that do not exist.
+def make_decode_batches(
+    worker: Any, num_batches: int, *, batch_size: int, context_len: int
+) -> list[Any]:
+    """Batches as the scheduler hands them to a speculative worker, of requests that do not exist.
 
     Their rows of the token table point at slots of the pool, over and over if it is small: what a
     pass costs does not depend on what it reads. Nothing is allocated.
 
     Args:
         worker: Our worker, serving nobody.
+        num_batches: One for each round, all of the same requests.
         batch_size: Requests, at most as many as the server runs.
         context_len: Cached tokens of each; cut to what leaves room for a tree.
 
     Returns:
-        A `ScheduleBatch` in decode mode.
+        `ScheduleBatch` objects in decode mode.
     """
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    runner = worker.target_worker.model_runner
     requests = [
         Req(
             rid=f"sgl-eagle-profile-{index}",
@@ -37,6 +37,16 @@ def make_decode_batch(worker: Any, *, batch_size: int, context_len: int) -> Any:
         )
         for index in range(batch_size)
     ]
+    length = fill_token_table(worker, batch_size, context_len)
+    return [_make_decode_batch(worker, requests, length) for _ in range(num_batches)]
+
+
+def _make_decode_batch(worker: Any, requests: list[Any], length: int) -> Any:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    runner, batch_size = worker.target_worker.model_runner, len(requests)
     batch = ScheduleBatch.init_new(
         reqs=requests,
         req_to_token_pool=worker.req_to_token_pool,
@@ -46,7 +56,6 @@ def make_decode_batch(worker: Any, *, batch_size: int, context_len: int) -> Any:
         enable_overlap=False,
         spec_algorithm=runner.spec_algorithm,
     )
-    length = fill_token_table(worker, batch_size, context_len)
     device = worker.device
     batch.forward_mode = ForwardMode.DECODE
     batch.seq_lens_cpu = torch.full((batch_size,), length, dtype=torch.int64)

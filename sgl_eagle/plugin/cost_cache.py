@@ -79,8 +79,8 @@ def read_cached(folder: Path, setup: CostSetup, wanted: CostRange) -> CostFile |
         wanted: What it must have measured.
 
     Returns:
-        The record; None if there is none, or if the one that is there is damaged, of another setup
-        or too small, which is logged with its reason.
+        The record; None if there is none, or if the one that is there is damaged, of another setup,
+        too small or of rounds that were timed alone, which is logged with its reason.
     """
     path = cache_file(folder, setup)
     if not path.exists():
@@ -88,12 +88,20 @@ def read_cached(folder: Path, setup: CostSetup, wanted: CostRange) -> CostFile |
     try:
         record = load_cost_file(path)
         table = record.to_table()
+        _require_rounds_in_a_row(table)
         table.require_setup(setup)
         wanted.require_covered_by(table)
     except CostTableError as error:
         logger.warning("SGL_EAGLE measures its costs anew: %s: %s", path, error)
         return None
     return record
+
+
+def _require_rounds_in_a_row(table: CostTable) -> None:
+    if not table.rounds_in_a_row:
+        raise CostTableError(
+            "rounds_in_a_row must be true, got false: an earlier version timed each round alone"
+        )
 
 
 def write_cached(folder: Path, record: CostFile) -> Path | None:

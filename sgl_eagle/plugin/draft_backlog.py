@@ -83,6 +83,16 @@ class DraftBacklog:
         for name in names:
             self._num_kept -= self._counts.pop(name, 0)
 
+    def assume(self, names: Sequence[str], num_tokens: int) -> None:
+        """Count as kept what was not, of requests that do not exist.
+
+        Args:
+            names: Theirs; others are forgotten.
+            num_tokens: Of each, less than `window` as long as nothing was ever kept.
+        """
+        self._counts = dict.fromkeys(names, num_tokens) if num_tokens else {}
+        self._num_kept = num_tokens * len(names)
+
     def add(
         self,
         names: Sequence[str],

@@ -54,6 +54,16 @@ class PlainRounds:
         else:
             self._backlog.clear(names)
 
+    def assume_unseen(self, names: Sequence[str], num_tokens: int) -> None:
+        """Let made-up requests be such that have decoded plainly for a while.
+
+        Args:
+            names: Theirs; others are forgotten.
+            num_tokens: Tokens of each that the draft has not seen, the root excluded.
+        """
+        if self._backlog is not None:
+            self._backlog.assume(names, num_tokens)
+
     def catch_up(
         self,
         batch: Any,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from sgl_eagle_harness.types import FloatArray
 logger = logging.getLogger(__name__)
 
 BUDGET_S = 30.0
-NUM_REPEATS = 5
+NUM_REPEATS = 4
 SECONDS_PER_LOG_LINE = 5.0
 
 
@@ -26,7 +27,8 @@ class RoundSample:
 
     Attributes:
         verify_us: Target pass, choice of tokens, and what every round does besides.
-        extend_us: Draft-extend over the verified tokens; None if the round ran none.
+        extend_us: Draft-extend over the verified tokens, of a plain round over a window of earlier
+            ones; None if the round ran none.
         draft_step_us: One draft step; None if the round ran none.
     """
 
@@ -35,8 +37,16 @@ class RoundSample:
     draft_step_us: float | None
 
 
-TimeRound = Callable[[int, int, int], RoundSample]
-"""Runs one round: requests, verified tokens a request, cached tokens a request."""
+class TimedRounds(Protocol):
+    """Runs rounds of one kind: requests, verified tokens a request, cached tokens a request."""
+
+    def warm_up(self, batch_size: int, num_tokens: int, context_len: int) -> None:
+        """Run what allocates."""
+        ...
+
+    def time_rounds(self, batch_size: int, num_tokens: int, context_len: int) -> list[RoundSample]:
+        """Run one row; in one of plain rounds, the draft catches up at least once."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +116,13 @@ class _Samples:
     extend_us: list[float] = field(default_factory=list)
     draft_step_us: list[float] = field(default_factory=list)
 
-    def add(self, sample: RoundSample) -> None:
-        self.verify_us.append(sample.verify_us)
-        if sample.extend_us is not None:
-            self.extend_us.append(sample.extend_us)
-        if sample.draft_step_us is not None:
-            self.draft_step_us.append(sample.draft_step_us)
+    def add(self, row: list[RoundSample]) -> None:
+        for sample in row:
+            self.verify_us.append(sample.verify_us)
+            if sample.extend_us is not None:
+                self.extend_us.append(sample.extend_us)
+            if sample.draft_step_us is not None:
+                self.draft_step_us.append(sample.draft_step_us)
 
 
 class GridProfiler:
@@ -124,7 +135,7 @@ class GridProfiler:
     def __init__(
         self,
         grid: ProfileGrid,
-        time_round: TimeRound,
+        rounds: TimedRounds,
         *,
         now: Callable[[], float],
         budget_s: float = BUDGET_S,
@@ -134,12 +145,12 @@ class GridProfiler:
 
         Args:
             grid: What to measure.
-            time_round: Runs one round.
+            rounds: Runs them.
             now: Seconds on a clock that never goes back.
-            budget_s: No round is started after so long.
-            num_repeats: Measurements behind each median, if there is time.
+            budget_s: No row is started after so long.
+            num_repeats: Rounds behind each median, if there is time.
         """
-        self._grid, self._time_round, self._now = grid, time_round, now
+        self._grid, self._rounds, self._now = grid, rounds, now
         self._budget_s, self._num_repeats = budget_s, num_repeats
         self._cells: dict[tuple[int, int, int], _Samples] = {}
         self._started = self._logged = 0.0
@@ -169,17 +180,18 @@ class GridProfiler:
                 f"{self._grid.context_lens[-1]} tokens could not be measured within "
                 f"{self._budget_s:.0f} s"
             )
-        for repeat in range(1, self._num_repeats):
+        for _ in range(1, self._num_repeats):  # a row brings one at least
             for size in self._grid.num_tokens:  # outermost: a round after one of its size is usual
                 for batch in axes[0]:
                     for context in axes[1]:
-                        if len(self._cells[batch, size, context].verify_us) <= repeat:
+                        cell = self._cells[batch, size, context]
+                        if len(cell.verify_us) < self._num_repeats:
                             self._run(batch, size, context)
         return self._table(setup, *axes)
 
     @property
     def fewest_repeats(self) -> int:
-        """Measurements behind the least measured cell."""
+        """Rounds behind the least measured cell."""
         return min(len(cell.verify_us) for cell in self._cells.values())
 
     def _measure_all(self, batches: tuple[int, ...], contexts: tuple[int, ...]) -> bool:
@@ -191,7 +203,7 @@ class GridProfiler:
                         continue
                     if self._is_late():
                         return False
-                    self._time_round(batch, size, context)
+                    self._rounds.warm_up(batch, size, context)
                     self._run(batch, size, context)
                     if (batch, size, context) not in self._cells:
                         return False
@@ -200,9 +212,9 @@ class GridProfiler:
     def _run(self, batch: int, size: int, context: int) -> None:
         if self._is_late():
             return
-        sample = self._time_round(batch, size, context)
-        self._cells.setdefault((batch, size, context), _Samples()).add(sample)
-        self.num_rounds += 1
+        samples = self._rounds.time_rounds(batch, size, context)
+        self._cells.setdefault((batch, size, context), _Samples()).add(samples)
+        self.num_rounds += len(samples)
         now = self._now()
         if now - self._logged >= SECONDS_PER_LOG_LINE:
             self._logged = now
@@ -219,7 +231,7 @@ class GridProfiler:
     ) -> CostTable:
         sizes = self._grid.num_tokens
 
-        def medians(name: str, sizes: tuple[int, ...]) -> FloatArray:
+        def medians(name: str) -> FloatArray:
             return np.array(
                 [
                     [
@@ -230,10 +242,8 @@ class GridProfiler:
                 ]
             )
 
-        extend_us = medians("extend_us", sizes[1:])
-        # Plain rounds extend nothing by themselves: one draft-extend serves a window of them.
-        window = window_size(sizes)
-        shared = extend_us[:, [sizes[1:].index(window)]] / window
+        extend_us = medians("extend_us")
+        extend_us[:, 0] /= window_size(sizes)  # so many plain rounds share one
 
         def grid(kind: str, num_tokens: tuple[int, ...], us: FloatArray) -> CostGrid:
             return CostGrid(
@@ -248,13 +258,14 @@ class GridProfiler:
         widths = (1,) if self._grid.width == 1 else (1, self._grid.width)
         return CostTable(
             setup=setup,
-            target=grid("target", sizes, medians("verify_us", sizes)),
+            target=grid("target", sizes, medians("verify_us")),
             draft=grid("draft", widths, np.repeat(steps[:, None], len(widths), axis=1)),
-            draft_extend=grid("draft_extend", sizes, np.concatenate([shared, extend_us], axis=1)),
+            draft_extend=grid("draft_extend", sizes, extend_us),
             decide_us=0.0,
             verify_select_us=0.0,
             extends_every_step=True,
             drafts_ahead=True,
+            rounds_in_a_row=True,
         )
 
     def _draft_step_us(self, batch: int, context: int) -> float:

@@ -1,7 +1,8 @@
 """Measures what decode rounds cost on this server, through the worker that will serve.
 
-Rounds run on requests that do not exist: their cache rows point at slots of the empty pool. Before
-the first real request nothing reads what they leave there.
+Rounds follow each other as while serving, so that what the host does behind the device's back
+counts for nothing, as it does then. They run on requests that do not exist: their cache rows point
+at slots of the empty pool. Before the first real request nothing reads what they leave there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import torch
 
 from sgl_eagle.plugin import compat_profile
 from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
+from sgl_eagle.plugin.draft_backlog import window_size
 from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
 from sgl_eagle.plugin.ranks import Ranks
-from sgl_eagle.plugin.request_tiers import RequestTiers
-from sgl_eagle.plugin.round_clock import RoundClock, Stage
+from sgl_eagle.plugin.round_clock import Stage
+from sgl_eagle.plugin.row_clock import RowClock, marks_of
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.reference.decision_time import with_decision_times
 from sgl_eagle_harness.cost_file import CostFile
@@ -33,146 +35,144 @@ from sgl_eagle_tuner.provenance import collect_provenance
 
 logger = logging.getLogger(__name__)
 
-ROUNDS_IN_A_ROW = 4
-NUM_ROWS_OF_ROUNDS = 2
+ROUNDS_IN_A_ROW = 3
+"""Where the host runs ahead of the device: the first finds it idle, and does not count. Elsewhere
+one round is as good as several."""
+NUM_EXCHANGE_ROWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Probe(Eagle2Policy):
-    """EAGLE-2 trees that the host lays out, as it does those of the price rule.
-
-    Attributes:
-        asks: Whether the host waits for every level, as if there were something to decide.
-    """
-
-    asks: bool = False
+class _AskedProbe(Eagle2Policy):
+    """EAGLE-2 trees of a host that waits for every level, as if there were something to decide."""
 
     @property
     def confidence_order(self) -> ConfidenceOrder:
-        return ConfidenceOrder(num_certain_steps=0 if self.asks else self.limits.num_steps - 1)
+        return ConfidenceOrder(num_certain_steps=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlainProbe(_Probe):
+class _PlainProbe(Eagle2Policy):
     """Could draft, and never does: the tier of a speculating server that decodes plainly."""
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         return np.zeros(batch.num_rows, np.bool_)
 
 
-_OF_VERIFY: tuple[Stage, ...] = ("roots", "pack", "wait", "verify")
-
-
 class ServerRounds:
-    """Runs single rounds of the worker on made-up requests."""
+    """Runs rows of rounds of the worker on made-up requests."""
 
-    def __init__(self, worker: Any, limits: TreeLimits) -> None:
+    def __init__(self, worker: Any, limits: TreeLimits, *, window: int) -> None:
         """Prepare.
 
         Args:
             worker: Our worker, its graphs captured, serving nobody yet.
             limits: Upper limits of the trees.
+            window: Tokens of a request with which its draft catches up after plain rounds.
         """
-        self._worker, self._limits = worker, limits
-        self._clock = RoundClock(now=self._synchronised_now)
+        self._worker, self._limits, self._window = worker, limits, window
+        self._marks = marks_of(str(worker.device))
+        self._num_rounds = ROUNDS_IN_A_ROW if self._marks.host_runs_ahead else 1
 
-    def time_round(self, batch_size: int, num_tokens: int, context_len: int) -> RoundSample:
-        """Run one round.
+    def warm_up(self, batch_size: int, num_tokens: int, context_len: int) -> None:
+        """Run what allocates and compiles.
 
         Args:
             batch_size: Requests.
-            num_tokens: Tokens verified a request, root included.
+            num_tokens: Tokens verified a request, root included; 1 decodes plainly.
+            context_len: Cached tokens a request.
+        """
+        self._run(probe_policy(self._limits, num_tokens), 1, batch_size, context_len)
+
+    def time_rounds(self, batch_size: int, num_tokens: int, context_len: int) -> list[RoundSample]:
+        """Run some rounds that follow each other as while serving.
+
+        Args:
+            batch_size: Requests.
+            num_tokens: Tokens verified a request, root included; 1 decodes plainly, and the last
+                of the rounds catches up with a window of tokens.
             context_len: Cached tokens a request; as many as leave room for the tree, at most.
 
         Returns:
-            Its times.
+            The times of each that counts.
         """
         policy = probe_policy(self._limits, num_tokens)
-        return self._time_round(policy, batch_size, num_tokens, context_len)
+        rounds = self._run(policy, self._num_rounds, batch_size, context_len)
+        return [self._sample(stage_us, num_tokens) for stage_us in rounds]
 
     def exchange_us(self) -> float:
         """What a draft level takes longer if the host waits for it, for one request.
 
-        Rounds follow each other as while serving: a host that waits for nothing prepares a round
-        while the device is busy with the one before, and one that waits for levels cannot.
+        A host that waits for nothing prepares a round while the device is busy with the one
+        before, and one that waits for levels cannot.
 
         Returns:
-            Microseconds, at least 0: a launch of its own, a copy, the wait for it, and a level's
-            share of what the device waits for the host.
+            Microseconds, at least 0: a launch of its own, a copy, the wait for it, a level's share
+            of choosing and laying out the tree, and of what the device waits for the host.
         """
         num_levels = self._limits.num_steps - 1
         if not num_levels:
             return 0.0
-        asked_us = self._time_rounds(_Probe(limits=self._limits, asks=True))
-        return (
-            max(0.0, asked_us - self._time_rounds(Eagle2Policy(limits=self._limits))) / num_levels
+        asked_us, unasked_us = (
+            self._round_us(policy(limits=self._limits)) for policy in (_AskedProbe, Eagle2Policy)
         )
+        return max(0.0, asked_us - unasked_us) / num_levels
 
-    def _time_rounds(self, policy: Eagle2Policy) -> float:
-        # Microseconds of one of several rounds in a row, nothing waited for in between.
-        times = []
-        for num_rounds in (1, *[ROUNDS_IN_A_ROW] * NUM_ROWS_OF_ROUNDS):
-            batches = [
-                compat_profile.make_decode_batch(self._worker, batch_size=1, context_len=1)
-                for _ in range(num_rounds)
-            ]
-            tier = SpeculationTier()
-            tier.speculates = True
-            tiers = RequestTiers({batches[0].reqs[0].rid: tier})
-            with self._worker.probing(policy, RoundClock(), tiers):
-                started = self._synchronised_now()
-                for batch in batches:
-                    self._worker.forward_batch_generation(batch)
-                times.append(1e6 * (self._synchronised_now() - started) / num_rounds)
-        return min(times[1:])  # the first round allocates
+    def _round_us(self, policy: Eagle2Policy) -> float:
+        self._run(policy, 1, 1, 1)
+        rows = (self._run(policy, self._num_rounds, 1, 1) for _ in range(NUM_EXCHANGE_ROWS))
+        return float(np.median([sum(stage_us.values()) for row in rows for stage_us in row]))
 
-    def _time_round(
-        self, policy: _Probe, batch_size: int, num_tokens: int, context_len: int
-    ) -> RoundSample:
-        batch = compat_profile.make_decode_batch(
-            self._worker, batch_size=batch_size, context_len=context_len
+    def _run(
+        self, policy: Eagle2Policy, num_rounds: int, batch_size: int, context_len: int
+    ) -> list[dict[Stage, float]]:
+        # Microseconds of the stages of all rounds but the first, or of the only one.
+        drafts = not isinstance(policy, _PlainProbe)
+        if not drafts:
+            # The last finds the window full. What the draft has not seen are cached tokens, too.
+            num_rounds, context_len = num_rounds + 1, max(context_len, self._window + 1)
+        batches = compat_profile.make_decode_batches(
+            self._worker, num_rounds, batch_size=batch_size, context_len=context_len
         )
-        tiers = {request.rid: SpeculationTier() for request in batch.reqs}
+        tiers = {request.rid: SpeculationTier() for request in batches[0].reqs}
         for tier in tiers.values():
-            tier.speculates = num_tokens > 1
-        with self._worker.probing(policy, self._clock, RequestTiers(tiers)):
-            self._worker.forward_batch_generation(batch)
-        times = self._clock.take(1)
-        stage_us = {} if times is None else times.stage_us
-        num_draft_steps = 0 if num_tokens == 1 else policy.limits.num_steps - 1
+            tier.speculates = drafts
+        num_unseen = 0 if drafts else max(0, self._window + 1 - num_rounds)
+        clock = RowClock(self._marks)
+        self._marks.wait()
+        with self._worker.probing(policy, clock, tiers, num_unseen=num_unseen):
+            for batch in batches:
+                self._worker.forward_batch_generation(batch)
+        rounds = clock.rounds_us()
+        return rounds[1:] or rounds
+
+    def _sample(self, stage_us: dict[Stage, float], num_tokens: int) -> RoundSample:
+        draft_us, extend_us = stage_us.get("draft"), stage_us.get("extend")
         return RoundSample(
-            # With what is asked of the device to find the trees and to lay them out.
-            verify_us=sum(stage_us.get(stage, 0.0) for stage in _OF_VERIFY),
-            extend_us=stage_us["extend"] if num_tokens > 1 else None,
-            draft_step_us=stage_us["draft"] / num_draft_steps if num_draft_steps else None,
+            verify_us=sum(us for stage, us in stage_us.items() if stage not in _OF_DRAFT),
+            extend_us=extend_us,
+            # The roots' children come with the first step.
+            draft_step_us=(
+                None if num_tokens == 1 else (draft_us or 0.0) / max(1, self._limits.num_steps - 1)
+            ),
         )
 
-    def _synchronised_now(self) -> float:
-        # Launches return before the work is done: without this, time would go to a later stage.
-        if str(self._worker.device).startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
+
+_OF_DRAFT: tuple[Stage, ...] = ("draft", "extend")
 
 
-def probe_policy(limits: TreeLimits, num_tokens: int) -> _Probe:
-    """A policy that verifies so many tokens, from trees as shallow as possible.
+def probe_policy(limits: TreeLimits, num_tokens: int) -> Eagle2Policy:
+    """A policy that verifies so many tokens, and leaves nothing to decide.
 
     Args:
         limits: Upper limits of the server.
         num_tokens: Tokens verified, root included; 1 decodes plainly.
 
     Returns:
-        Trees of two levels at least where the limits allow, so that a draft step is timed too.
+        Trees of all levels, which is how most plans draft: one graph runs all of their steps.
     """
     if num_tokens == 1:
         return _PlainProbe(limits=limits)
-    depth = min(2, limits.num_steps)
-    while (
-        TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=2).largest_num_draft_tokens
-        < num_tokens
-    ):
-        depth += 1
-    return _Probe(limits=TreeLimits(num_steps=depth, topk=limits.topk, num_draft_tokens=num_tokens))
+    return Eagle2Policy(limits=replace(limits, num_draft_tokens=num_tokens))
 
 
 def measured_costs(
@@ -241,9 +241,9 @@ def _measure(
         *(grid.batch_sizes, grid.num_tokens, grid.context_lens),
     )
     started = time.perf_counter()
-    rounds = ServerRounds(worker, limits)
+    rounds = ServerRounds(worker, limits, window=window_size(sizes))
     # A rank that gave up earlier than another would leave it waiting within a round.
-    profiler = GridProfiler(grid, rounds.time_round, now=ranks.clock(time.perf_counter))
+    profiler = GridProfiler(grid, rounds, now=ranks.clock(time.perf_counter))
     try:
         with torch.inference_mode():
             table = profiler.measure(setup)

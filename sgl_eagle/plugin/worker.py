@@ -28,6 +28,7 @@ from sgl_eagle.plugin.startup import make_observer, settle_policy
 from sgl_eagle.plugin.tree_rounds import TreeRounds
 from sgl_eagle.plugin.verify_sizes import verify_sizes
 from sgl_eagle_harness.policies.protocol import SpecPolicy
+from sgl_eagle_harness.policies.tier import SpeculationTier
 from sgl_eagle_harness.types import IntArray, TreeLimits
 
 logger = logging.getLogger(__name__)
@@ -144,20 +145,28 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._observer.finished(rid)
 
     @contextlib.contextmanager
-    def probing(self, policy: SpecPolicy, clock: RoundClock, tiers: RequestTiers) -> Iterator[None]:
+    def probing(
+        self,
+        policy: SpecPolicy,
+        clock: RoundClock,
+        tiers: dict[str, SpeculationTier],
+        *,
+        num_unseen: int,
+    ) -> Iterator[None]:
         """Serve another policy on another clock, before the first request.
 
         Args:
             policy: Draws trees of the sizes that were prepared.
             clock: Takes the times.
-            tiers: Those of made-up requests, as after many steps.
+            tiers: Those of made-up requests by name, as after many steps.
+            num_unseen: Tokens of each that the draft has not seen, the root excluded.
 
         Yields:
             None.
         """
-        self._plain_rounds.forget()
+        self._plain_rounds.assume_unseen(list(tiers), num_unseen)
         before = self._policy, self._clock, self._tiers
-        self._policy, self._clock, self._tiers = policy, clock, tiers
+        self._policy, self._clock, self._tiers = policy, clock, RequestTiers(tiers)
         try:
             yield
         finally:

@@ -58,6 +58,7 @@ def test_costs_are_measured_up_to_the_servers_limits_and_kept(server, folders):
     table = load_cost_file(path).to_table()
     assert table.setup.engine == "sglang"
     assert table.extends_every_step
+    assert table.rounds_in_a_row
     assert table.target.num_tokens.tolist() == [1, 2, 4, 8]
     assert (table.target.batch_size[-1], table.target.context_len[-1]) == (8, 512)
     # Over all cells: a single one may have been measured while the machine did something else.
@@ -90,6 +91,7 @@ def test_the_server_asks_after_every_level_where_that_is_cheap_against_a_round(
     for found in (answers, together):
         assert [answer["output_ids"] for answer in found] == [wanted for _, wanted in completions]
     assert metrics["asks_every_level",] == (kind == "price")
+    assert metrics["observed_nodes",] > 0
     if kind == "plan":
         assert metrics["planned_verify_size",] == 8
         assert metrics["planned_depth",] == 3
@@ -118,7 +120,7 @@ def test_metrics_add_up_to_what_clients_were_told(server, answers):
     assert now["asks_every_level",] == ("price" in policy_served(server))
     # How deep drafting pays is measured, and differs from machine to machine.
     deepest = max(int(k[1]) for k, v in now.items() if k[0] == "draft_depth_passes_total" and v)
-    assert (now["observed_nodes",] > 0) == (deepest > 0)
+    assert deepest > 0 or not now["observed_nodes",]
     stages = {key[1] for key in now if key[0] == "host_stage_seconds_total"}
     assert {"decide", "verify", "extend", "watch"} <= stages
     assert ("draft" in stages) == (deepest > 0)  # a step runs while the first level is looked at

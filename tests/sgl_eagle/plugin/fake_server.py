@@ -17,32 +17,39 @@ SETUP = CostSetup(
     draft=MODEL,
 )
 GRID = ProfileGrid(batch_sizes=(1, 4, 16), num_tokens=(1, 2, 8), context_lens=(1, 64, 512), width=4)
+CATCH_UP_US = 24.0
 
 
 class FakeServer:
-    """Rounds of known cost on a clock of their own."""
+    """Rows of two rounds of known cost, on a clock of their own."""
 
-    def __init__(self, seconds_per_round=0.01):
+    def __init__(self, seconds_per_round=0.005):
         self.seconds = 0.0
         self.seconds_per_round = seconds_per_round
-        self.seen = []
+        self.warmed_up, self.timed = [], []
 
     def now(self):
         return self.seconds
 
-    def time_round(self, batch, tokens, context):
-        self.seen.append((batch, tokens, context))
+    def warm_up(self, batch, tokens, context):
+        self.warmed_up.append((batch, tokens, context))
         self.seconds += self.seconds_per_round
-        first = (batch, tokens, context) not in self.seen[:-1]
-        return RoundSample(
-            verify_us=100 + batch * tokens + 0.1 * context + (5000 if first else 0),
-            extend_us=None if tokens == 1 else 10 + tokens,
-            draft_step_us=None if tokens == 1 else 7.0 * batch,
-        )
+
+    def time_rounds(self, batch, tokens, context):
+        assert (batch, tokens, context) in self.warmed_up
+        self.timed.append((batch, tokens, context))
+        self.seconds += 2 * self.seconds_per_round
+        verify_us = 100 + batch * tokens + 0.1 * context
+        if tokens == 1:
+            plain = RoundSample(verify_us=verify_us, extend_us=None, draft_step_us=None)
+            behind = RoundSample(verify_us=verify_us, extend_us=CATCH_UP_US, draft_step_us=None)
+            return [plain, behind]
+        drafted = RoundSample(verify_us=verify_us, extend_us=10 + tokens, draft_step_us=7.0 * batch)
+        return [drafted, drafted]
 
 
-def measure(server, *, budget_s=30.0, num_repeats=3, grid=GRID):
+def measure(server, *, budget_s=30.0, num_repeats=5, grid=GRID):
     profiler = GridProfiler(
-        grid, server.time_round, now=server.now, budget_s=budget_s, num_repeats=num_repeats
+        grid, server, now=server.now, budget_s=budget_s, num_repeats=num_repeats
     )
     return profiler.measure(SETUP), profiler

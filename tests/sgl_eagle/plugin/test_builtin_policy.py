@@ -15,7 +15,6 @@ from sgl_eagle.plugin.builtin_policy import (
     load_prior,
 )
 from sgl_eagle.plugin.profile_grid import ProfileGrid
-from sgl_eagle.plugin.server_profile import probe_policy
 from sgl_eagle_harness.errors import CalibrationError
 from sgl_eagle_harness.policies.learning import LearningPolicy
 from sgl_eagle_harness.policies.plan import asking_gain
@@ -108,12 +107,3 @@ def test_a_damaged_prior_names_its_file(tmp_path):
     (tmp_path / "prior.json").write_text('{"schema_version": 1}')
     with pytest.raises(CalibrationError, match=r"prior\.json: target: Field required"):
         load_prior(tmp_path / "prior.json")
-
-
-@pytest.mark.parametrize(("num_tokens", "depth"), [(2, 2), (5, 2), (12, 2), (21, 2), (22, 3)])
-def test_probes_are_as_shallow_as_their_size_allows(num_tokens, depth):
-    limits = TreeLimits(num_steps=5, topk=4, num_draft_tokens=32)
-    probe = probe_policy(limits, num_tokens)
-    assert probe.limits == TreeLimits(num_steps=depth, topk=4, num_draft_tokens=num_tokens)
-    assert probe.should_speculate(make_batch(3)).all()
-    assert not probe_policy(limits, 1).should_speculate(make_batch(3)).any()

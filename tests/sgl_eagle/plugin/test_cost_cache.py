@@ -1,5 +1,6 @@
 """Cached cost tables: found again, and refused where they are another server's."""
 
+import json
 import logging
 from datetime import UTC, datetime
 
@@ -7,7 +8,7 @@ import pytest
 from fake_server import GRID, SETUP, FakeServer, measure
 
 from sgl_eagle.plugin.cost_cache import CostRange, cache_file, read_cached, write_cached
-from sgl_eagle_harness.cost_file import CostFile
+from sgl_eagle_harness.cost_file import CostFile, load_cost_file
 
 WANTED = CostRange(batch_size=16, num_tokens=8, width=4, context_len=512)
 
@@ -59,6 +60,17 @@ def test_a_table_that_does_not_reach_far_enough_is_refused(
     with caplog.at_level(logging.WARNING):
         assert read_cached(tmp_path, SETUP, CostRange(**(fields | change))) is None
     assert reason in caplog.text
+
+
+def test_a_table_of_rounds_that_were_timed_alone_is_read_and_not_served(record, tmp_path, caplog):
+    path = write_cached(tmp_path, record)
+    fields = json.loads(path.read_text())
+    assert fields.pop("rounds_in_a_row")
+    path.write_text(json.dumps(fields))
+    with caplog.at_level(logging.WARNING):
+        assert read_cached(tmp_path, SETUP, WANTED) is None
+    assert "rounds_in_a_row must be true, got false" in caplog.text
+    assert not load_cost_file(path).to_table().rounds_in_a_row
 
 
 def test_a_damaged_file_and_a_folder_that_cannot_be_written_are_said(record, tmp_path, caplog):

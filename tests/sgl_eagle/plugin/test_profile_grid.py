@@ -2,40 +2,42 @@
 
 import numpy as np
 import pytest
-from fake_server import GRID, FakeServer, measure
+from fake_server import CATCH_UP_US, GRID, FakeServer, measure
 
 from sgl_eagle.plugin.profile_grid import ProfileGrid, grid_for
 from sgl_eagle_harness.errors import CostTableError
 
 
-def test_a_whole_grid_without_its_first_runs():
+def test_a_whole_grid_in_rows_of_rounds():
     server = FakeServer()
     table, profiler = measure(server)
     assert table.target.at(4, 8, 64) == pytest.approx(100 + 32 + 6.4)
     assert table.verify_us(4, 8, 64) == pytest.approx(138.4 + 18)
-    # Eight plain rounds share a draft-extend of eight tokens.
-    assert table.decode_us(4, 64) == pytest.approx(100 + 4 + 6.4 + 18 / 8)
+    # Eight plain rounds share what catching up with eight tokens takes.
+    assert table.decode_us(4, 64) == pytest.approx(100 + 4 + 6.4 + CATCH_UP_US / 8)
     assert table.drafts_ahead
+    assert table.rounds_in_a_row
     assert table.draft_step_us(16, 1, 1) == table.draft_step_us(16, 4, 1) == pytest.approx(112)
     assert table.draft_catch_up_us(4, 1, 1) == 0
-    assert len(server.seen) == GRID.num_cells * 4  # one to warm up, three to measure
-    assert profiler.fewest_repeats == 3
+    assert len(server.warmed_up) == GRID.num_cells
+    assert len(server.timed) == GRID.num_cells * 3
+    assert profiler.fewest_repeats == 3 * 2
 
 
 def test_the_ends_come_first_and_points_between_them_if_there_is_time():
-    server = FakeServer(seconds_per_round=1.0)
-    table, profiler = measure(server, budget_s=40.0)
-    corners = {(b, c) for b, _, c in server.seen[: 2 * 2 * 2 * 3]}
+    server = FakeServer(seconds_per_round=0.5)
+    table, profiler = measure(server, budget_s=30.0)
+    corners = {(b, c) for b, _, c in server.timed[: 2 * 2 * 3]}
     assert corners == {(1, 1), (1, 512), (16, 1), (16, 512)}
     assert table.target.batch_size.tolist() == [1, 4, 16]
     assert table.target.context_len.tolist() == [1, 512]
-    assert server.seconds <= 40 + 2
-    assert profiler.fewest_repeats == 1
+    assert server.seconds <= 30 + 1  # the row that was running
+    assert profiler.fewest_repeats == 2
 
 
 def test_too_slow_a_server_is_not_guessed_at():
     with pytest.raises(CostTableError, match="16 requests with 512 tokens could not be measured"):
-        measure(FakeServer(seconds_per_round=2.0))
+        measure(FakeServer(seconds_per_round=1.0))
 
 
 @pytest.mark.parametrize(

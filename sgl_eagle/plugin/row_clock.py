@@ -1,0 +1,196 @@
+"""Where the time goes in rounds that follow each other, as they do while serving.
+
+A host that waited for the device at every stage would count its own time too, which a server hides
+behind the round before. So boundaries of stages are marks in the device's stream, and are read once
+the whole row has run. Between two marks lies what the device did; where the host is slower, also
+how long the device waited for it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sgl_eagle.plugin.round_clock import RoundClock, RoundTimes, Stage
+
+
+class Marks(Protocol):
+    """Points in the time of a device.
+
+    Attributes:
+        host_runs_ahead: Whether launching work returns before it is done.
+    """
+
+    host_runs_ahead: bool
+
+    def mark(self) -> Any:
+        """Mark the end of the work that has been launched so far, and do not wait for it.
+
+        Returns:
+            The mark.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Wait until the device has passed every mark."""
+        ...
+
+    def us_between(self, start: Any, end: Any) -> float:
+        """Time between two marks that have been passed.
+
+        Args:
+            start: The earlier one.
+            end: The later one.
+
+        Returns:
+            Microseconds.
+        """
+        ...
+
+
+class HostMarks:
+    """Marks of a device that is the host itself: work is done when it has been launched."""
+
+    host_runs_ahead = False
+
+    def mark(self) -> float:
+        """Look at the clock.
+
+        Returns:
+            Seconds.
+        """
+        return time.perf_counter()
+
+    def wait(self) -> None:
+        """Return: there is nothing to wait for."""
+
+    def us_between(self, start: float, end: float) -> float:
+        """Time between two marks.
+
+        Args:
+            start: The earlier one.
+            end: The later one.
+
+        Returns:
+            Microseconds.
+        """
+        return 1e6 * (end - start)
+
+
+class StreamMarks:
+    """Events in the CUDA stream that is current where this is made."""
+
+    host_runs_ahead = True
+
+    def __init__(self) -> None:
+        """Take the stream."""
+        self._stream = torch.cuda.current_stream()
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event.
+
+        Returns:
+            The event.
+        """
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
+
+    def wait(self) -> None:
+        """Wait for the stream."""
+        self._stream.synchronize()
+
+    def us_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Time between two events that have been passed.
+
+        Args:
+            start: The earlier one.
+            end: The later one.
+
+        Returns:
+            Microseconds, to half of one.
+        """
+        us: float = 1e3 * start.elapsed_time(end)
+        return us
+
+
+def marks_of(device: str) -> Marks:
+    """The marks of a device.
+
+    Args:
+        device: Where models run, e.g. "cuda" or "cpu".
+
+    Returns:
+        Events of its current stream on a GPU.
+    """
+    return StreamMarks() if device.startswith("cuda") else HostMarks()
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    round_index: int
+    stage: Stage
+    start: Any
+    end: Any
+
+
+class RowClock(RoundClock):
+    """Takes the stages of one row of rounds; what a stage within another takes is its own alone."""
+
+    def __init__(self, marks: Marks) -> None:
+        """Start before the first round.
+
+        Args:
+            marks: Of the device.
+        """
+        super().__init__()
+        self._marks = marks
+        self._latest: Any = None
+        self._spans: list[_Span] = []
+        self._num_ended = 0
+
+    def end_round(self, num_rows: int) -> None:
+        """Count what has been launched since the round before to this one.
+
+        Args:
+            num_rows: Requests that it decoded.
+        """
+        del num_rows
+        self._switch()
+        self._num_ended += 1
+
+    def take(self, min_rounds: int) -> RoundTimes | None:
+        """Nothing: to look at the times while rounds run would wait for the device.
+
+        Args:
+            min_rounds: Of any number.
+
+        Returns:
+            None.
+        """
+        del min_rounds
+        return None
+
+    def rounds_us(self) -> list[dict[Stage, float]]:
+        """Wait for the device, and read the marks.
+
+        Returns:
+            Microseconds of the stages of each round that has ended.
+        """
+        self._marks.wait()
+        rounds: list[dict[Stage, float]] = [{} for _ in range(self._num_ended)]
+        for span in self._spans:
+            if span.round_index < self._num_ended:
+                stages = rounds[span.round_index]
+                us = self._marks.us_between(span.start, span.end)
+                stages[span.stage] = stages.get(span.stage, 0.0) + us
+        return rounds
+
+    def _switch(self) -> None:
+        mark = self._marks.mark()
+        if self._open:
+            self._spans.append(_Span(self._num_ended, self._open[-1], self._latest, mark))
+        self._latest = mark
