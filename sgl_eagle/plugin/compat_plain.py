@@ -129,8 +129,7 @@ def catch_up(
             batch.seq_lens_cpu = batch.seq_lens_cpu - counts
         batch.seq_lens_sum = None
         places = batch.seq_lens[:, None] + torch.arange(num_tokens, device=table.device)
-        # At the context limit this reaches beyond the table; what it writes there nobody reads.
-        slots = table[batch.req_pool_indices[:, None], places.clamp(max=table.shape[1] - 1)]
+        slots = table[batch.req_pool_indices[:, None], places]
         batch.out_cache_loc = slots.flatten().to(torch.int64)
         tokens, features = take(batch.req_pool_indices, batch.seq_lens, num_tokens)
         result = GenerationBatchResult(

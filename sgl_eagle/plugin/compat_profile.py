@@ -89,8 +89,7 @@ def fill_token_table(worker: Any, batch_size: int, context_len: int) -> int:
         context_len: Cached tokens wanted of each.
 
     Returns:
-        Cached tokens of each: with a tree, at most the context. SGLang's table is wider than that,
-        but its attention is not: Triton's list of the slots of a plain pass ends there.
+        Cached tokens of each: with a tree, at most the context, where positions end.
     """
     table = worker.req_to_token_pool.req_to_token
     longest = int(worker.target_worker.model_runner.model_config.context_len)

@@ -119,6 +119,10 @@ def cached_length(request: Any) -> int:
 def cached_lengths(batch: Any) -> IntArray:
     """Tokens before the roots of a batch, as far as the host knows without asking the device.
 
+    Under overlap scheduling a request takes part in one more step after its last, which may have
+    filled the context and gone on: what it then has is not counted beyond the context, where no
+    costs are known.
+
     Args:
         batch: SGLang's `ScheduleBatch` in decode mode.
 
@@ -126,7 +130,8 @@ def cached_lengths(batch: Any) -> IntArray:
         [B] int64, at least 1; those of the step before where its result is still on the device.
     """
     if batch.seq_lens_cpu is not None:
-        return np.array(batch.seq_lens_cpu.numpy(), np.int64)
+        lengths = np.minimum(batch.seq_lens_cpu.numpy(), batch.model_config.context_len)
+        return np.array(lengths, np.int64)
     return np.array([max(1, cached_length(request)) for request in batch.reqs], np.int64)
 
 

@@ -242,8 +242,7 @@ def find_slots(worker: Any, buffers: DraftBuffers) -> None:
     _, branches, num_steps = buffers.slots.shape
     table = compat.token_table(worker)
     columns = torch.arange(branches * num_steps, device=table.device)
-    # A request at the context limit has no room for branches; what it drafts is cut off anyway.
-    columns = (buffers.seq_lens[:, None] + columns).clamp(max=table.shape[1] - 1)
+    columns = buffers.seq_lens[:, None] + columns
     buffers.slots.copy_(table[buffers.pool_indices[:, None], columns].view(buffers.slots.shape))
 
 

@@ -103,3 +103,21 @@ def require_page_size_one(page_size: int) -> None:
             f"SGL_EAGLE: --page-size must be 1: branches of a tree do not fill pages, got "
             f"{page_size}, which the attention backend chose; choose another backend"
         )
+
+
+def require_room_for_rounds(*, overhang: int, reserved: int) -> None:
+    """Refuse a table of slots in which a round near the context limit would leave its row.
+
+    Args:
+        overhang: Slots of a row beyond the context.
+        reserved: Slots that SGLang reserves behind a text before each round.
+
+    Raises:
+        ServerConfigError: If it reserves more than a row has.
+    """
+    if overhang < reserved:
+        raise ServerConfigError(
+            f"SGL_EAGLE: twice --speculative-num-steps times --speculative-eagle-topk and twice "
+            f"--speculative-num-draft-tokens must be at most {overhang}, got {reserved}: so many "
+            "slots has a request beyond the context in the memory pool of this model"
+        )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sgl_eagle.plugin import compat, compat_graphs, compat_plain
+from sgl_eagle.plugin import compat, compat_context, compat_graphs, compat_plain
 from sgl_eagle.plugin.draft_backlog import DraftBacklog, window_size
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_head import install_draft_head
@@ -20,7 +20,7 @@ from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers, TierChoice
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
-from sgl_eagle.plugin.self_check import require_page_size_one
+from sgl_eagle.plugin.self_check import require_page_size_one, require_room_for_rounds
 from sgl_eagle.plugin.server_flags import read_settings
 from sgl_eagle.plugin.server_setup import attention
 from sgl_eagle.plugin.shared_decisions import share_decisions
@@ -51,6 +51,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         super().__init__(server_args=server_args, target_worker=target_worker, **kwargs)
         require_page_size_one(compat.page_size())
         compat.replace_sampler()
+        compat_context.widen_token_table()
+        compat_context.widen_attention(self)
         self._settings = read_settings(os.environ)
         self._limits = limits = TreeLimits(
             num_steps=self.speculative_num_steps,
@@ -72,6 +74,14 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._tiers = RequestTiers()
         self._observer: StepObserver | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
+
+    def init_attention_backends(self) -> None:
+        """Make the draft's attention, once it is known that rounds have room."""
+        require_room_for_rounds(
+            overhang=compat_context.row_overhang(self.target_worker.model_runner),
+            reserved=compat_context.reserved_slots(),
+        )
+        super().init_attention_backends()
 
     def init_cuda_graphs(self) -> None:
         """Capture the graphs of all draft steps and verify sizes."""

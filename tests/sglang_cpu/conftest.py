@@ -7,9 +7,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from policy_files import write_policies
-from server_process import COMPLETION_LENGTH, STAND_IN_ATTENTION, ForkServer
+from server_process import COMPLETION_LENGTH, SHORT_CONTEXT, STAND_IN_ATTENTION, ForkServer
 
 NUM_PROMPTS = 12
+LONGEST_TEXT = SHORT_CONTEXT - 2
+"""Prompt and completion, in SGLang without speculation too."""
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +48,17 @@ def completions(fork_server, pair):
         "hugging_face", "complete", str(pair / "target"), prompts, COMPLETION_LENGTH
     )
     return list(zip(prompts, wanted, strict=True))
+
+
+@pytest.fixture(scope="session")
+def filled_contexts(fork_server, pair):
+    """Prompts, and what the target alone writes until a short context is full."""
+    random_ids = random.Random(5)
+    lengths = [43, 42, 40, 37, 33, 28, 24, 19, 12, 5, 1, 39]
+    prompts = [[random_ids.randrange(2, 1024) for _ in range(length)] for length in lengths]
+    arguments = (str(pair / "target"), prompts, LONGEST_TEXT - min(lengths))
+    found = fork_server.call("hugging_face", "complete", *arguments)
+    return [
+        (prompt, completion[: LONGEST_TEXT - len(prompt)])
+        for prompt, completion in zip(prompts, found, strict=True)
+    ]

@@ -43,6 +43,7 @@ def write_policies(folder: Path) -> dict[str, Path]:
         "narrow": Eagle2Spec(num_steps=3, topk=2, num_draft_tokens=6),
         "irregular": StaticSpec(name="irregular", paths=IRREGULAR_PATHS),
         "eagle2": Eagle2Spec(num_steps=3, topk=4, num_draft_tokens=10),
+        "bushy": Eagle2Spec(num_steps=5, topk=4, num_draft_tokens=8),
         "plan": PlanSpec(
             num_steps=3,
             topk=4,
@@ -52,6 +53,7 @@ def write_policies(folder: Path) -> dict[str, Path]:
         "price": make_price(),
         "price_dear": make_price(price_tok_per_us=1.0),
         "price_late": make_price(),
+        "price_late_bushy": make_price(verify_sizes=(1, 2, 4, 8)),
         "price_pruned": make_price(price_tok_per_us=1 / 16).model_copy(
             update={"allow_plain": False}
         ),
@@ -60,7 +62,9 @@ def write_policies(folder: Path) -> dict[str, Path]:
     return {name: _write(folder, name, spec) for name, spec in specs.items()}
 
 
-def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
+def make_price(
+    price_tok_per_us: float = 1 / 700, verify_sizes: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
+) -> PriceSpec:
     """A price policy that prunes, stops and narrows.
 
     With the dear price, time is worth more than any token and plain decoding always wins.
@@ -69,7 +73,7 @@ def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
     return PriceSpec(
         num_steps=5,
         topk=4,
-        verify_sizes=(1, 2, 4, 8, 12, 16),
+        verify_sizes=verify_sizes,
         widths=(1, 2, 4),
         price_tok_per_us=price_tok_per_us,
         calibration=IdentityMap(),
@@ -81,7 +85,7 @@ def make_price(price_tok_per_us: float = 1 / 700) -> PriceSpec:
 
 def _write(folder: Path, name: str, spec: PolicySpec) -> Path:
     engine = "reference" if name == "price_of_reference_engine" else "sglang"
-    costs = make_late_costs() if name == "price_late" else make_costs(engine)
+    costs = make_late_costs() if name.startswith("price_late") else make_costs(engine)
     if name == "plan":
         costs = make_steep_costs()
     costs = CostFile.from_table(costs, num_repeats=1, created=CREATED)

@@ -27,6 +27,7 @@ STOP_TIMEOUT_S = 30
 CLOSE_TIMEOUT_S = 120
 COMPLETION_LENGTH = 32
 CONTEXT_LENGTH = 512
+SHORT_CONTEXT = 64
 MAX_RUNNING_REQUESTS = 8
 
 # The check that would replace intel_amx by a backend without trees looks at the first flag alone.

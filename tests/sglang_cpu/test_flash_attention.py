@@ -5,7 +5,7 @@ checked alone.
 """
 
 import pytest
-from server_process import COMPLETION_LENGTH, ForkServer
+from server_process import COMPLETION_LENGTH, SHORT_CONTEXT, ForkServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -61,6 +61,19 @@ def test_greedy_output_is_the_targets_own(
     }
     arguments = (str(pair), str(policies[name]), list(found), COMPLETION_LENGTH)
     assert list(found.values()) == flash_server.call("reference_steps", "count_steps", *arguments)
+
+
+def test_texts_that_fill_the_context_are_the_targets_own(
+    flash_server, pair, policies, filled_contexts, tmp_path
+):
+    prompts = [prompt for prompt, _ in filled_contexts]
+    flags = ("--context-length", str(SHORT_CONTEXT), "--sgl-eagle-policy", str(policies["bushy"]))
+    flags += (DRAFT_ATTENTION, "fa3")
+    fault = "hopper.pretend_with_draft_graphs"
+    with flash_server.serve(pair, tmp_path / "log", *flags, fault=fault) as running:
+        answers = running.complete_all(prompts, concurrency=8, max_new_tokens=None)
+        assert running.drain()["num_used_tokens"] == 0
+    assert [answer["output_ids"] for answer in answers] == [text for _, text in filled_contexts]
 
 
 def test_a_wrong_tree_mask_changes_the_output(flash_server, pair, policies, completions, tmp_path):

@@ -100,7 +100,11 @@ def measure_round(batch_size, *, learns):
     )
     rng = np.random.default_rng(batch_size)
     requests = [FakeRequest(f"r{index}") for index in range(batch_size)]
-    batch = SimpleNamespace(reqs=requests, seq_lens_cpu=torch.full((batch_size,), 300))
+    batch = SimpleNamespace(
+        reqs=requests,
+        seq_lens_cpu=torch.full((batch_size,), 300),
+        model_config=SimpleNamespace(context_len=4096),
+    )
     backlog, tiers = DraftBacklog(num_rows=256, window=8), RequestTiers()
     transfer = HostTransfer("cpu", 1)
     mails = [random_mail(batch_size, rng) for _ in range(8)]

@@ -12,6 +12,7 @@ from sgl_eagle.plugin.self_check import (
     ServerConfigError,
     refuse_unsupported,
     require_page_size_one,
+    require_room_for_rounds,
 )
 from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS, resolve_limits, resolve_server_args
 from sgl_eagle.plugin.server_flags import POLICY_VARIABLE, PluginSettings
@@ -233,6 +234,14 @@ def test_a_page_size_that_a_backend_chose_is_refused():
         ServerConfigError, match=r"--page-size must be 1.*got 64, which the attention"
     ):
         require_page_size_one(64)
+
+
+def test_rows_that_a_round_would_leave_are_refused():
+    require_room_for_rounds(overhang=40, reserved=40)
+    with pytest.raises(
+        ServerConfigError, match=r"--speculative-num-steps times .* must be at most 12, got 40: so"
+    ):
+        require_room_for_rounds(overhang=12, reserved=40)
 
 
 def make_costly(kind, engine="sglang", batches=(1, 8), contexts=(0, 512)):
