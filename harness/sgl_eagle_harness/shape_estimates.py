@@ -1,7 +1,7 @@
 """What a running server learns about shapes of rounds: drafts kept and time taken in each.
 
-Both are ratios to what was expected beforehand, and neither needs a shape to have been run: trees
-tell of all shapes that they contain, and what is known of some shapes stands for the others.
+Both are ratios to what was expected beforehand. Trees tell of all shapes that they contain, whether
+these ran or not; times are known of shapes that did.
 
 Letters: D draft levels at most; S verify sizes; J shapes; T trees; N nodes of the largest tree; G
 ranges of batch sizes.
@@ -10,6 +10,8 @@ ranges of batch sizes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -23,12 +25,16 @@ HALF_LIFE_ROUNDS = 4096.0
 """Rounds after which what was observed counts half: about half a minute. Plain rounds age what
 trees yielded, too, so that a server which gave up speculation tries again, within minutes."""
 
-PRIOR_ROUNDS = 20.0
-"""Rounds that the cost table counts for, in each range of batch sizes and each shape: the mean of
-so many is known within some percent."""
+PRIOR_ROUNDS = 8.0
+"""Rounds that the cost table counts for against those of a shape that took turns with another."""
+ROUNDS_COMPARED = 8
+"""Rounds of a shape that are held against those of the shape before: later ones say more about the
+machine than about the shape."""
+MOST_LEARNT = 1.25
+"""Factor on what is believed of a shape that one comparison can speak for: a machine that becomes
+busy in the middle of one says nothing about shapes."""
 STRANGEST_RATIO = 2.0
-"""A round that takes so many times as long as expected, or as short, counts as no stranger: it says
-something about the machine, not about the shape."""
+"""A round that takes so many times as long as expected, or as short, counts as no stranger."""
 
 
 class DraftYield:
@@ -128,11 +134,40 @@ class DraftYield:
         return np.stack(rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRound:
+    """How long one round took.
+
+    Attributes:
+        batch_size: Requests decoded together.
+        shape: Index among the J shapes.
+        elapsed_us: Time since the round before ended.
+        expected_us: Time that the cost table says.
+    """
+
+    batch_size: int
+    shape: int
+    elapsed_us: float
+    expected_us: float
+
+
+@dataclass(slots=True)
+class _Row:
+    """Rounds of one shape that follow each other; `ratios` are of the last of them."""
+
+    place: int
+    shape: int
+    ratios: list[float] = field(default_factory=list)
+    is_compared: bool = False
+
+
 class ShapeTimes:
     """Measured over expected time of rounds, by range of batch sizes and shape.
 
-    A shape that is not run is taken to be off as the others of its range are: a table whose times
-    are all too long by a fifth must not speak for what happens to run.
+    How long rounds take also follows from what else the machine does, and from how far the table as
+    a whole is off. So a shape's own factor is learnt only where it takes turns with another: from
+    its first rounds against the last ones of the shape before. All else belongs to the level of the
+    range, which says nothing about which shape is best.
     """
 
     def __init__(self, num_shapes: int, *, batch_edges: Sequence[int]) -> None:
@@ -144,28 +179,33 @@ class ShapeTimes:
         """
         self._edges = np.array(batch_edges)
         shape = (len(batch_edges), num_shapes)
-        self._ranges = DecayedRatio(shape[:1], prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
+        self._levels = DecayedRatio(shape[:1], prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
         self._shapes = DecayedRatio(shape, prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
+        self._before: _Row | None = None
+        self._row: _Row | None = None
 
-    def observe(
-        self, batch_size: int, shape: int, *, elapsed_us: FloatArray, expected_us: float
-    ) -> None:
-        """Learn from some rounds of one shape.
+    def observe(self, rounds: Sequence[TimedRound]) -> None:
+        """Learn from rounds.
 
         Args:
-            batch_size: Requests decoded together.
-            shape: Index of the shape.
-            elapsed_us: [M] float64, time that each took.
-            expected_us: Time that the cost table says of each.
+            rounds: All since the last call whose time is known, in order.
         """
-        ratios = np.clip(elapsed_us / expected_us, 1 / STRANGEST_RATIO, STRANGEST_RATIO)
-        observed, num_rounds = float(ratios.sum()), len(ratios)
-        self._ranges.decay(num_rounds)
-        self._shapes.decay(num_rounds)
-        place = self.range_of(batch_size)
-        self._ranges.add(np.array([place]), observed, num_rounds)
-        cell = place * self._shapes.expected.shape[1] + shape
-        self._shapes.add(np.array([cell]), observed, num_rounds)
+        for (place, shape), group in groupby(
+            rounds, lambda each: (self.range_of(each.batch_size), each.shape)
+        ):
+            ratios = [each.elapsed_us / each.expected_us for each in group]
+            self._levels.decay(len(ratios))
+            self._shapes.decay(len(ratios))
+            row = self._row
+            if row is None or (row.place, row.shape) != (place, shape):
+                row = self._begin_row(place, shape)
+            row.ratios += ratios
+            if len(row.ratios) > ROUNDS_COMPARED:
+                self._compare()
+                del row.ratios[:-ROUNDS_COMPARED]
+            own = self._shapes.values()[place, shape]
+            levels = np.clip(np.array(ratios) / own, 1 / STRANGEST_RATIO, STRANGEST_RATIO)
+            self._levels.add(np.array([place]), float(levels.sum()), len(ratios))
 
     def ratios(self, batch_size: int) -> FloatArray:
         """Factors on the cost table's times.
@@ -176,20 +216,43 @@ class ShapeTimes:
         Returns:
             [J] float64.
         """
-        towards = self._ranges.values()[:, None]
-        return np.asarray(self._shapes.values(towards=towards)[self.range_of(batch_size)])
+        place = self.range_of(batch_size)
+        return np.asarray(self._levels.values()[place] * self._shapes.values()[place])
 
     def unknown_share(self, batch_size: int) -> FloatArray:
-        """How far each shape is known from the table and other shapes alone.
+        """How far each shape is known from the table alone.
 
         Args:
             batch_size: Requests decoded together.
 
         Returns:
-            [J] float64 in (0, 1], 1 for shapes that have not run.
+            [J] float64 in (0, 1], 1 for shapes that have not taken turns with another.
         """
         num_rounds = self._shapes.expected[self.range_of(batch_size)]
         return np.asarray(PRIOR_ROUNDS / (PRIOR_ROUNDS + num_rounds))
+
+    def _begin_row(self, place: int, shape: int) -> _Row:
+        self._compare()
+        before, self._row = self._row, _Row(place, shape)
+        self._before = before if before is not None and before.place == place else None
+        return self._row
+
+    def _compare(self) -> None:
+        # The first round of a row also takes what the change takes.
+        row, before = self._row, self._before
+        if row is None or before is None or row.is_compared:
+            return
+        row.is_compared = True
+        latest = row.ratios[1 : 1 + ROUNDS_COMPARED]
+        if not latest:
+            return
+        own = self._shapes.values()[row.place]
+        found = own[before.shape] * float(np.median(latest)) / float(np.median(before.ratios))
+        believed = float(own[row.shape])
+        clipped = min(max(found, believed / MOST_LEARNT), believed * MOST_LEARNT)
+        num_rounds = min(len(latest), len(before.ratios))
+        cell = row.place * len(own) + row.shape
+        self._shapes.add(np.array([cell]), num_rounds * clipped, num_rounds)
 
     def range_of(self, batch_size: int) -> int:
         """The range of batch sizes that one lies in.

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_eagle_harness.calibration import IdentityMap
-from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes
+from sgl_eagle_harness.shape_estimates import (
+    MOST_LEARNT,
+    PRIOR_ROUNDS,
+    ROUNDS_COMPARED,
+    DraftYield,
+    ShapeTimes,
+    TimedRound,
+)
 
 SIZES = (1, 2, 4)
 PRIOR = np.array([[0.0, 0.5, 0.6], [0.0, 0.5, 0.9], [0.0, 0.5, 1.1]])
@@ -79,22 +86,84 @@ def test_estimates_rise_with_depth_and_size_and_stay_possible(trees):
     assert (drafts <= np.array(SIZES) - 1).all()
 
 
-def test_a_shape_that_never_ran_is_off_as_those_that_did():
+EXPECTED_US = 10_000.0
+
+
+def rounds(shape, *us, batch_size=4):
+    return [
+        TimedRound(batch_size=batch_size, shape=shape, elapsed_us=each, expected_us=EXPECTED_US)
+        for each in us
+    ]
+
+
+def take_turns(times, us_of_shape, *, num_turns, num_rounds=ROUNDS_COMPARED + 1, slow=lambda _: 1):
+    for turn in range(num_turns):
+        for shape, us in us_of_shape.items():
+            times.observe(rounds(shape, *[us * slow(turn)] * num_rounds))
+
+
+def test_a_table_that_is_off_by_one_factor_says_nothing_about_what_happens_to_run():
     times = ShapeTimes(3, batch_edges=(1, 8))
     assert times.ratios(4).tolist() == [1.0, 1.0, 1.0]
-    times.observe(4, 0, elapsed_us=np.full(5000, 8000.0), expected_us=10_000.0)
-    found = times.ratios(4)
-    assert found == pytest.approx([0.8] * 3, rel=0.02)
-    times.observe(4, 1, elapsed_us=np.full(5000, 12_000.0), expected_us=10_000.0)
-    found = times.ratios(7)
-    assert found[0] == pytest.approx(0.8, rel=0.02)
-    assert found[1] == pytest.approx(1.2, rel=0.02)
-    assert found[0] < found[2] < found[1]
+    times.observe(rounds(0, *[8000.0] * 5000))
+    assert times.ratios(4) == pytest.approx([0.8] * 3, rel=0.02)
+    assert times.unknown_share(4).tolist() == [1.0, 1.0, 1.0]
     assert times.ratios(8).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_shapes_that_take_turns_are_known_against_each_other():
+    times = ShapeTimes(3, batch_edges=(1, 8))
+    take_turns(times, {0: 8000.0, 1: 12_000.0}, num_turns=100)
+    found = times.ratios(7)
+    assert found[1] / found[0] == pytest.approx(1.5, rel=0.02)
+    assert found[0] < found[2] < found[1]
     assert times.unknown_share(4) == pytest.approx([0.0, 0.0, 1.0], abs=0.02)
+
+
+def test_a_machine_that_is_busy_while_one_shape_runs_is_not_held_against_it():
+    times = ShapeTimes(2, batch_edges=(1,))
+    times.observe(rounds(0, *[4 * EXPECTED_US] * 500))
+    times.observe(rounds(0, *[EXPECTED_US] * 500))
+    times.observe(rounds(1, *[EXPECTED_US] * 500))
+    found = times.ratios(1)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_a_machine_that_is_busy_for_some_turns_changes_little():
+    times = ShapeTimes(2, batch_edges=(1,))
+    take_turns(times, {0: 8000.0, 1: 12_000.0}, num_turns=30, slow=lambda turn: 1 + 3 * (turn % 2))
+    found = times.ratios(4)
+    assert found[1] / found[0] == pytest.approx(1.5, rel=0.05)
+
+
+def test_one_comparison_cannot_say_more_than_a_quarter():
+    times = ShapeTimes(2, batch_edges=(1,))
+    take_turns(times, {0: EXPECTED_US, 1: 30 * EXPECTED_US}, num_turns=1)
+    found = times.ratios(4)
+    share = ROUNDS_COMPARED / (PRIOR_ROUNDS + ROUNDS_COMPARED)
+    assert found[1] / found[0] == pytest.approx(1 + share * (MOST_LEARNT - 1))
+
+
+def test_a_row_of_rounds_is_one_however_often_it_is_told_of():
+    parts, whole = (ShapeTimes(2, batch_edges=(1,)) for _ in range(2))
+    seen = [*rounds(0, *range(5000, 5010)), *rounds(1, *range(7000, 7012))]
+    whole.observe(seen)
+    for each in seen:
+        parts.observe([each])
+    found, wanted = parts.ratios(1), whole.ratios(1)
+    assert found[1] / found[0] == pytest.approx(wanted[1] / wanted[0])
+    assert wanted[1] > wanted[0]
+
+
+def test_rounds_of_other_batch_sizes_are_not_compared():
+    times = ShapeTimes(2, batch_edges=(1, 8))
+    for _ in range(10):
+        times.observe(rounds(0, *[5000.0] * 20))
+        times.observe(rounds(1, *[EXPECTED_US] * 20, batch_size=8))
+    assert times.unknown_share(4).tolist() == times.unknown_share(8).tolist() == [1.0, 1.0]
 
 
 def test_one_round_that_hangs_says_little_about_its_shape():
     times = ShapeTimes(2, batch_edges=(1,))
-    times.observe(1, 0, elapsed_us=np.array([30e6]), expected_us=10_000.0)
-    assert times.ratios(1)[0] < 1.12
+    times.observe(rounds(0, 30e6))
+    assert times.ratios(1)[0] < 1.13

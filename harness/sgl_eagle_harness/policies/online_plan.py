@@ -18,7 +18,7 @@ from sgl_eagle_harness.policies.observation_log import ObservationLog, Observati
 from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape, choose_shape
-from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes
+from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
 from sgl_eagle_harness.types import (
     BatchContext,
     BoolArray,
@@ -250,21 +250,29 @@ class OnlinePlanPolicy:
         self._yield.observe_rows(depths, columns, correct)
 
     def _learn_times(self, seen: Observations) -> None:
-        rounds: dict[tuple[int, int, int], list[float]] = {}
+        if self._latest is None:
+            return
+        context_len = self._latest[1]
+        rounds = []
         for rows in seen.steps:
-            if rows.elapsed_us is not None and len(rows.depths):
-                key = rows.batch_size, int(rows.depths.max()), int(rows.num_draft_tokens.max())
-                rounds.setdefault(key, []).append(rows.elapsed_us)
-        for (batch_size, depth, num_nodes), elapsed_us in rounds.items():
+            if rows.elapsed_us is None or not len(rows.depths):
+                continue
+            num_nodes = int(rows.num_draft_tokens.max())
             # A tree may have fewer nodes than were asked for.
             size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
-            index = self._index.get(RoundShape(depth, size))
-            if index is None or self._latest is None:
+            index = self._index.get(RoundShape(int(rows.depths.max()), size))
+            if index is None:
                 continue
-            expected_us = float(self._plan.shape_us(batch_size, self._latest[1])[index])
-            self._times.observe(
-                batch_size, index, elapsed_us=np.array(elapsed_us), expected_us=expected_us
+            expected_us = float(self._plan.shape_us(rows.batch_size, context_len)[index])
+            rounds.append(
+                TimedRound(
+                    batch_size=rows.batch_size,
+                    shape=index,
+                    elapsed_us=rows.elapsed_us,
+                    expected_us=expected_us,
+                )
             )
+        self._times.observe(rounds)
 
     def _start_trial(self, key: _Key) -> _Trial | None:
         # Of the shape that is most likely to be better than the one that runs, in spite of all.
