@@ -511,33 +511,6 @@ def replace_draft_scorer(worker: Any, scorer: Any) -> None:
     processor._get_logits = scorer
 
 
-@contextlib.contextmanager
-def without_draft_scores(worker: Any) -> Iterator[None]:
-    """Let passes of the draft model write its cache and score nothing.
-
-    Args:
-        worker: SGLang's draft worker.
-
-    Yields:
-        None. Where SGLang asks for scores there are as few as its top-k takes, all equal.
-    """
-    processor, topk = worker.draft_runner.model.logits_processor, int(worker.topk)
-    replaced = "_get_logits" in vars(processor)  # by the two-stage head
-    before = getattr(processor, "_get_logits", None)
-
-    def no_scores(hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
-        return hidden_states.new_zeros((len(hidden_states), topk), dtype=torch.float32)
-
-    processor._get_logits = no_scores
-    try:
-        yield
-    finally:
-        if replaced:
-            processor._get_logits = before
-        else:
-            del processor._get_logits
-
-
 def hot_tokens(worker: Any) -> Tensor | None:
     """Target ids of a reduced draft vocabulary.
 

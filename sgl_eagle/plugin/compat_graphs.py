@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from sgl_eagle.plugin import compat
 
 
 def captures_graphs(device: str) -> bool:
@@ -183,7 +180,7 @@ def capturing() -> Iterator[torch.cuda.Stream]:
         yield context.stream
 
 
-def capture_graph(segment: Callable[[], None], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def capture_graph(segment: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
     """Capture device work in SGLang's own memory pool of graphs.
 
     What outlives the segment must be written to memory from outside the pool.
@@ -238,32 +235,6 @@ def build_verify_state(worker: Any, num_draft_tokens: int) -> Any:
     with _draft_extend_of(num_draft_tokens):
         # One draft step: the draft loop's graphs and backends do not depend on the verify size.
         return worker.build_adaptive_runtime_state(1, num_draft_tokens)
-
-
-def build_catch_up_state(worker: Any, state: Any, num_tokens: int) -> Any:
-    """Capture draft-extend graphs that write the draft's cache and score nothing.
-
-    Args:
-        worker: Our worker.
-        state: SGLang's record of the graphs of that verify size; the target's are kept.
-        num_tokens: Tokens of a request that are extended at once.
-
-    Returns:
-        SGLang's record of the graphs and their attention backends.
-    """
-    draft = worker.draft_worker
-    with (
-        _draft_extend_of(num_tokens),
-        worker._override_worker_state(1, num_tokens),
-        compat.without_draft_scores(draft),
-    ):
-        draft.init_attention_backend()  # captured graphs keep the memory of theirs
-        draft._capture_cuda_graphs()
-        return dataclasses.replace(
-            state,
-            draft_extend_attn_backend=draft.draft_extend_attn_backend,
-            cuda_graph_runner_for_draft_extend=draft.cuda_graph_runner_for_draft_extend,
-        )
 
 
 @contextlib.contextmanager

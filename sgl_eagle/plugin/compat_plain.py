@@ -122,7 +122,7 @@ def catch_up(
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
     draft_input, table = batch.spec_info, compat.token_table(worker)
-    on_device = _sent(counts, batch.seq_lens.device)
+    on_device = send(counts, batch.seq_lens.device)
     with compat.left_as_it_was(batch, _SET_BY_CATCHING_UP):
         batch.seq_lens = batch.seq_lens - on_device
         if batch.seq_lens_cpu is not None:
@@ -157,9 +157,18 @@ def _forget_read_event(runner: Any) -> None:
             setattr(runner, name, None)
 
 
-def _sent(values: Tensor, device: torch.device) -> Tensor:
+def send(values: Tensor, device: Any) -> Tensor:
+    """Copy numbers of the host to the device without waiting for either.
+
+    Args:
+        values: On the host.
+        device: Where to.
+
+    Returns:
+        The copy.
+    """
     # Torch's pinned allocator keeps the memory until the copy is done.
-    pinned = values.pin_memory() if device.type == "cuda" else values
+    pinned = values.pin_memory() if torch.device(device).type == "cuda" else values
     return pinned.to(device, non_blocking=True)
 
 

@@ -8,6 +8,7 @@ the draft takes a window of them at once: when the window is full, or before som
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,20 +41,27 @@ class DraftBacklog:
 
     Attributes:
         window: Tokens of a request that are kept at most.
+        device: Where they are kept.
     """
 
-    def __init__(self, *, num_rows: int, window: int) -> None:
+    def __init__(
+        self, *, num_rows: int, window: int, features: tuple[int, torch.dtype, Any]
+    ) -> None:
         """Start with nothing.
 
         Args:
             num_rows: Rows of SGLang's table of slots.
             window: Tokens of a request that are kept at most.
+            features: F, dtype and device of the target's hidden states.
         """
+        size, dtype, device = features
         self.window = window
-        self._num_rows = num_rows
+        self.device = device
         self._counts: dict[str, int] = {}
         self._num_kept = 0
-        self._tokens = self._features = torch.empty(0)  # made when the features are known
+        shape = (num_rows, window)
+        self._tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._features = torch.zeros((*shape, size), dtype=dtype, device=device)
 
     @property
     def is_empty(self) -> bool:
@@ -111,14 +119,6 @@ class DraftBacklog:
             tokens: [B], decoded.
             features: [B, F] hidden states of the target from which they were.
         """
-        if not len(self._tokens):
-            shape = (self._num_rows, self.window)
-            # Costs are measured in inference mode, whose tensors later modes may not write.
-            with torch.inference_mode(False):
-                self._tokens = torch.zeros(shape, dtype=torch.int64, device=tokens.device)
-                self._features = torch.zeros(
-                    (*shape, features.shape[1]), dtype=features.dtype, device=features.device
-                )
         places = lengths % self.window
         self._tokens[rows, places] = tokens.to(torch.int64)
         self._features[rows, places] = features
@@ -142,3 +142,19 @@ class DraftBacklog:
         places = (starts[:, None] + torch.arange(num_tokens, device=starts.device)) % self.window
         index = (rows[:, None], places)
         return self._tokens[index].flatten(), self._features[index].flatten(0, 1)
+
+    def window_before(self, rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the places of some requests hold, in whatever order that is.
+
+        Args:
+            rows: [B] int64, in SGLang's table of slots.
+            lengths: [B] int64, cached tokens of each.
+
+        Returns:
+            [B, window] int64 tokens, [B, window, F] features, and [B, window] int64 positions of
+            the last `window` cached tokens, below 0 where there are fewer; of a request that keeps
+            c, all but the last c positions hold something of any age.
+        """
+        last = (lengths - 1)[:, None]
+        ages = (last - torch.arange(self.window, device=lengths.device)) % self.window
+        return self._tokens[rows], self._features[rows], last - ages

@@ -8,25 +8,59 @@ from typing import Any
 import numpy as np
 import torch
 
-from sgl_eagle.plugin import compat, compat_plain
+from sgl_eagle.plugin import compat, compat_draft_cache, compat_plain
+from sgl_eagle.plugin.cache_writer import CacheWriter, make_cache_writer
 from sgl_eagle.plugin.draft_backlog import DraftBacklog
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
 from sgl_eagle_harness.types import IntArray
 
 
+def prepare_plain_rounds(worker: Any, states: RuntimeStates, window: int | None) -> PlainRounds:
+    """Prepare a worker's plain rounds.
+
+    Args:
+        worker: Our worker, its cache allocated.
+        states: Its graphs, those of verifying one token among them.
+        window: Tokens of a request with which the draft catches up at most, one of the states'
+            sizes; None if nobody will ever draft.
+
+    Returns:
+        They.
+    """
+    if window is None:
+        return PlainRounds(worker, states, None, None)
+    draft_worker = worker.draft_worker
+    backlog = DraftBacklog(
+        num_rows=len(compat.token_table(worker)),
+        window=window,
+        features=compat_draft_cache.target_features(draft_worker),
+    )
+    with compat.draft_context():
+        writer = make_cache_writer(draft_worker, backlog, capture=states.captured)
+    return PlainRounds(worker, states, backlog, writer)
+
+
 class PlainRounds:
     """Decodes one token a request without a tree."""
 
-    def __init__(self, worker: Any, states: RuntimeStates, backlog: DraftBacklog | None) -> None:
-        """Prepare.
+    def __init__(
+        self,
+        worker: Any,
+        states: RuntimeStates,
+        backlog: DraftBacklog | None,
+        writer: CacheWriter | None,
+    ) -> None:
+        """Take over what was prepared.
 
         Args:
             worker: Our worker.
-            states: Its graphs, those of verifying one token among them.
+            states: Its graphs.
             backlog: Keeps what the draft has not seen; None if nobody will ever draft.
+            writer: Writes the draft's cache alone; None where a whole pass must.
         """
-        self._worker, self._states, self._backlog = worker, states, backlog
+        self._worker, self._states = worker, states
+        self._backlog, self._writer = backlog, writer
 
     def num_unseen(self, names: Sequence[str]) -> IntArray:
         """Tokens that the draft has not seen, the root excluded.
@@ -91,16 +125,23 @@ class PlainRounds:
         most = int(num_unseen.max(initial=0))
         if not most or not (at_once or most == backlog.window):
             return
-        counts, states = torch.from_numpy(num_unseen), self._states
-        num_tokens = states.size_for(most) if at_once else backlog.window
-        state = states.active(num_tokens) if at_once else states.catching_up(num_tokens)
-        with clock.stage("extend"), state, compat.draft_context():
-            caught_up = compat_plain.catch_up(
+        counts = torch.from_numpy(num_unseen)
+        with clock.stage("extend"), compat.draft_context():
+            if at_once or self._writer is None:
+                caught_up = self._run_draft(batch, counts, self._states.size_for(most), backlog)
+                if at_once:
+                    batch.spec_info = caught_up
+            else:
+                self._writer.write(batch, counts)
+        backlog.clear(names)
+
+    def _run_draft(
+        self, batch: Any, counts: torch.Tensor, num_tokens: int, backlog: DraftBacklog
+    ) -> Any:
+        with self._states.active(num_tokens):
+            return compat_plain.catch_up(
                 self._worker, batch, counts=counts, take=backlog.take, num_tokens=num_tokens
             )
-        if at_once:
-            batch.spec_info = caught_up
-        backlog.clear(names)
 
     def decode(
         self,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from sgl_eagle.plugin import compat, compat_graphs, compat_plain
+from sgl_eagle.plugin import compat_graphs, compat_plain
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +21,7 @@ class RuntimeStates:
     """
 
     def __init__(
-        self, worker: Any, sizes: tuple[int, ...], *, capture: bool, window: int | None
+        self, worker: Any, sizes: tuple[int, ...], *, capture: bool, keeps_features: bool
     ) -> None:
         """Prepare all sizes.
 
@@ -31,15 +29,14 @@ class RuntimeStates:
             worker: Our worker; SGLang has captured the graphs of its limit.
             sizes: Verify sizes, ascending; the last is at most the server's limit.
             capture: Whether the server decodes in graphs.
-            window: Tokens of a request with which the draft catches up after plain rounds, one of
-                `sizes`; None where nobody drafts, so that plain decoding keeps no hidden states.
+            keeps_features: Whether plain decoding keeps the target's hidden states; not where
+                nobody drafts.
         """
         self.sizes = sizes
         self.captured = capture
         self._worker = worker
         self._base: Any = None
         self._plain: Any = None
-        self._catching_up: Any = None
         self._states: dict[int, Any] = {}
         if not capture:
             return
@@ -52,12 +49,8 @@ class RuntimeStates:
             )
         if sizes[0] == 1:
             self._plain = compat_plain.build_plain_state(
-                worker, self._states[1], keeps_features=window is not None
+                worker, self._states[1], keeps_features=keeps_features
             )
-            if window is not None:
-                self._catching_up = compat_graphs.build_catch_up_state(
-                    worker, self._states[window], window
-                )
         logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
 
     def size_for(self, num_nodes: int) -> int:
@@ -93,22 +86,6 @@ class RuntimeStates:
             To be entered.
         """
         return self._applied(self._plain, 1)
-
-    @contextlib.contextmanager
-    def catching_up(self, window: int) -> Iterator[None]:
-        """Draft-extend a window of tokens whose scores nobody reads.
-
-        Only where 1 is among `sizes`. SGLang's own state is back afterwards.
-
-        Args:
-            window: Tokens of a request; as prepared.
-
-        Yields:
-            None.
-        """
-        scores_nothing = compat.without_draft_scores(self._worker.draft_worker)
-        with self._applied(self._catching_up, window), scores_nothing:
-            yield
 
     def _applied(self, state: Any, size: int) -> AbstractContextManager[None]:
         return _Applied(self._worker, size, state, self._base)

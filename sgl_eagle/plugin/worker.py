@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sgl_eagle.plugin import compat, compat_context, compat_graphs, compat_plain
-from sgl_eagle.plugin.draft_backlog import DraftBacklog, window_size
+from sgl_eagle.plugin.draft_backlog import window_size
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_head import install_draft_head
 from sgl_eagle.plugin.observer import StepObserver
-from sgl_eagle.plugin.plain_rounds import PlainRounds
+from sgl_eagle.plugin.plain_rounds import prepare_plain_rounds
 from sgl_eagle.plugin.policy_source import choose_policy, require_measured
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.request_tiers import RequestTiers, TierChoice
@@ -97,12 +97,10 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         capture = compat_graphs.captures_graphs(self.device)
         sizes, drafts = verify_sizes(self._policy), self._policy.limits is not None
         self._tree_rounds = TreeRounds(self, self._policy, capture=capture)
-        window = window_size(sizes) if drafts else None
         with compat.draft_context():
-            self._states = RuntimeStates(self, sizes, capture=capture, window=window)
-        num_rows = len(compat.token_table(self))
-        backlog = None if window is None else DraftBacklog(num_rows=num_rows, window=window)
-        self._plain_rounds = PlainRounds(self, self._states, backlog)
+            self._states = RuntimeStates(self, sizes, capture=capture, keeps_features=drafts)
+        window = window_size(sizes) if drafts else None
+        self._plain_rounds = prepare_plain_rounds(self, self._states, window)
         # Measured in the rounds that it would serve.
         self._tree_rounds.settle(self._policy, self._states)
         self._policy = settle_policy(

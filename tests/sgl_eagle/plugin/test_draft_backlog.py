@@ -16,6 +16,14 @@ def test_a_window_is_a_size_that_draft_extend_knows():
     assert window_size((1, 4)) == 4
 
 
+def make_backlog(num_rows):
+    import torch
+
+    return DraftBacklog(
+        num_rows=num_rows, window=WINDOW, features=(NUM_FEATURES, torch.float32, "cpu")
+    )
+
+
 def keep(backlog, names, rows, lengths):
     import torch
 
@@ -28,7 +36,7 @@ def keep(backlog, names, rows, lengths):
 def test_each_request_gets_back_its_own_tokens_oldest_first():
     import torch
 
-    backlog = DraftBacklog(num_rows=6, window=WINDOW)
+    backlog = make_backlog(6)
     assert backlog.counts(["a", "b"]).tolist() == [0, 0]
     for step in range(3):
         keep(backlog, ["a", "b"], [2, 5], [7 + step, 20 + step])
@@ -50,7 +58,7 @@ def test_each_request_gets_back_its_own_tokens_oldest_first():
 
 
 def test_what_the_draft_has_seen_is_not_counted_again():
-    backlog = DraftBacklog(num_rows=3, window=WINDOW)
+    backlog = make_backlog(3)
     backlog.counts(["a", "b"])
     keep(backlog, ["a", "b"], [1, 2], [5, 6])
     backlog.clear(["a"])
@@ -68,13 +76,16 @@ def test_what_the_draft_has_seen_is_not_counted_again():
     assert backlog.is_empty
 
 
-def test_what_was_made_while_costs_were_measured_can_be_written_afterwards():
+def test_places_are_told_by_the_positions_that_they_hold():
     import torch
 
-    backlog = DraftBacklog(num_rows=2, window=WINDOW)
-    backlog.counts(["a"])
-    with torch.inference_mode():
-        keep(backlog, ["a"], [1], [5])
-    keep(backlog, ["a"], [1], [6])
-    tokens, _ = backlog.take(torch.tensor([1]), torch.tensor([5]), WINDOW)
-    assert tokens[:2].tolist() == [105, 106]
+    backlog = make_backlog(6)
+    for step in range(6):
+        keep(backlog, ["a", "b"], [2, 5], [7 + step, step])
+        backlog.clear(["a", "b"])
+    rows, lengths = torch.tensor([5, 2, 0]), torch.tensor([6, 13, 0])
+    tokens, features, positions = backlog.window_before(rows, lengths)
+    assert positions.sort(1).values.tolist() == [[2, 3, 4, 5], [9, 10, 11, 12], [-4, -3, -2, -1]]
+    assert tokens[:2].tolist() == (100 * rows[:2, None] + positions[:2]).tolist()
+    wanted = tokens[:, :, None].float() + torch.arange(NUM_FEATURES) / 10
+    assert np.array_equal(features[:2], wanted[:2])

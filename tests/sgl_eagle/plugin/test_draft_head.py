@@ -117,25 +117,6 @@ def test_rows_that_are_not_finite_stay_so(draft):
     assert scores[[0, 2, 3, 4]].isfinite().all()
 
 
-@pytest.mark.parametrize("two_stage", [False, True])
-def test_a_pass_may_score_nothing_and_scorers_are_put_back(draft, two_stage):
-    from sgl_eagle.plugin import compat
-
-    class Processor:
-        def _get_logits(self):
-            return "scores"
-
-    draft.model.logits_processor = processor = Processor()
-    if two_stage:
-        install(draft)
-    before = processor._get_logits
-    with compat.without_draft_scores(draft.worker):
-        scores = processor._get_logits(make_input(), None, None)
-        assert scores.tolist() == [[0.0] * TOPK] * 5
-    assert processor._get_logits == before
-    assert ("_get_logits" in vars(processor)) == two_stage
-
-
 def test_the_best_stay_the_best_where_the_rest_is_large():
     import torch
 

@@ -28,12 +28,9 @@ class States:
     def active(self, size):
         return self._entered(f"scores {size}")
 
-    def catching_up(self, window):
-        return self._entered(f"writes {window}")
 
-
-@pytest.fixture
-def served(monkeypatch):
+@pytest.fixture(params=[True, False], ids=["cache alone", "whole passes"])
+def served(monkeypatch, request):
     """Rounds whose draft input and passes of the draft can be looked at."""
     import torch
 
@@ -42,7 +39,9 @@ def served(monkeypatch):
     from sgl_eagle.plugin.plain_rounds import PlainRounds
     from sgl_eagle.plugin.round_clock import RoundClock
 
-    states, backlog, passes = States(), DraftBacklog(num_rows=3, window=WINDOW), []
+    features = (2, torch.float32, "cpu")
+    states, passes = States(), []
+    backlog = DraftBacklog(num_rows=3, window=WINDOW, features=features)
 
     def extend(worker, batch, *, counts, take, num_tokens):
         del worker, batch
@@ -50,9 +49,14 @@ def served(monkeypatch):
         passes.append((states.now, counts.tolist(), num_tokens))
         return "children"
 
+    def write(batch, counts):
+        del batch
+        passes.append((states.now, counts.tolist(), "cache"))
+
     monkeypatch.setattr(compat_plain, "catch_up", extend)
     monkeypatch.setattr(compat, "draft_context", contextlib.nullcontext)
-    rounds = PlainRounds(None, states, backlog)
+    writer = SimpleNamespace(write=write) if request.param else None
+    rounds = PlainRounds(None, states, backlog, writer)
     batch, clock = SimpleNamespace(spec_info="children of before"), RoundClock()
 
     def decode(num_rounds, names=NAMES):
@@ -70,17 +74,20 @@ def served(monkeypatch):
     def catch_up(*, at_once):
         rounds.catch_up(batch, NAMES, rounds.num_unseen(NAMES), clock, at_once=at_once)
 
-    return SimpleNamespace(batch=batch, passes=passes, decode=decode, catch_up=catch_up)
+    window = (None, [WINDOW] * 2, "cache") if writer else (f"scores {WINDOW}", [WINDOW] * 2, WINDOW)
+    return SimpleNamespace(
+        batch=batch, passes=passes, decode=decode, catch_up=catch_up, window=window
+    )
 
 
-def test_a_full_window_is_written_to_the_cache_and_scores_nothing(served):
+def test_a_full_window_goes_to_the_cache_and_leaves_the_children(served):
     for _ in range(2):
         served.decode(WINDOW - 1)
         served.catch_up(at_once=False)
         assert served.passes == []
         served.decode(1)
         served.catch_up(at_once=False)
-        assert served.passes == [(f"writes {WINDOW}", [WINDOW, WINDOW], WINDOW)]
+        assert served.passes == [served.window]
         assert served.batch.spec_info == "children of before"
         served.passes.clear()
 

@@ -25,25 +25,20 @@ def built(monkeypatch):
         del worker
         return f"plain graphs beside {state}{', with features' * keeps_features}"
 
-    def build_catch_up(worker, state, num_tokens):
-        del worker
-        return f"{num_tokens} tokens without scores beside {state}"
-
     def apply(worker, state):
         worker.graphs = state
 
     monkeypatch.setattr(compat_graphs, "current_verify_state", lambda worker: worker.graphs)
     monkeypatch.setattr(compat_graphs, "build_verify_state", build)
     monkeypatch.setattr(compat_graphs, "apply_verify_state", apply)
-    monkeypatch.setattr(compat_graphs, "build_catch_up_state", build_catch_up)
     monkeypatch.setattr(compat_plain, "build_plain_state", build_plain)
     return sizes
 
 
-def make_states(worker, sizes, *, capture=True, window=LIMIT):
+def make_states(worker, sizes, *, capture=True, keeps_features=True):
     from sgl_eagle.plugin.runtime_states import RuntimeStates
 
-    return RuntimeStates(worker, sizes, capture=capture, window=window)
+    return RuntimeStates(worker, sizes, capture=capture, keeps_features=keeps_features)
 
 
 class FlashAttentionBackend:
@@ -53,12 +48,7 @@ class FlashAttentionBackend:
 
 
 def make_worker():
-    processor = SimpleNamespace(_get_logits="scores")
-    draft_worker = SimpleNamespace(
-        speculative_num_draft_tokens=LIMIT,
-        topk=4,
-        draft_runner=SimpleNamespace(model=SimpleNamespace(logits_processor=processor)),
-    )
+    draft_worker = SimpleNamespace(speculative_num_draft_tokens=LIMIT)
     target = SimpleNamespace(attn_backend=FlashAttentionBackend())
     return SimpleNamespace(
         speculative_num_draft_tokens=LIMIT,
@@ -94,35 +84,21 @@ def test_a_size_is_active_for_as_long_as_the_round(built, fails):
 
 
 @pytest.mark.parametrize(
-    ("window", "graphs"),
+    ("keeps_features", "graphs"),
     [
-        (None, "plain graphs beside graphs of 1"),
-        (LIMIT, "plain graphs beside graphs of 1, with features"),
+        (False, "plain graphs beside graphs of 1"),
+        (True, "plain graphs beside graphs of 1, with features"),
     ],
 )
-def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, window, graphs):
+def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps_features, graphs):
     worker = make_worker()
-    states = make_states(worker, (1, LIMIT), window=window)
+    states = make_states(worker, (1, LIMIT), keeps_features=keeps_features)
     with states.plain():
         assert worker.graphs == graphs
         assert worker.draft_worker.speculative_num_draft_tokens == 1
     assert worker.graphs == "SGLang's"
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert built == [1]
-
-
-def test_a_draft_that_catches_up_scores_nothing(built):
-    worker = make_worker()
-    states = make_states(worker, (1, 4, LIMIT), window=4)
-    processor = worker.draft_worker.draft_runner.model.logits_processor
-    with states.catching_up(4):
-        assert worker.graphs == "4 tokens without scores beside graphs of 4"
-        assert worker.draft_worker.speculative_num_draft_tokens == 4
-        assert processor._get_logits != "scores"
-    assert worker.graphs == "SGLang's"
-    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
-    assert processor._get_logits == "scores"
-    assert built == [4, 1]
 
 
 @pytest.mark.parametrize("is_hybrid", [False, True])
@@ -132,7 +108,7 @@ def test_without_graphs_only_the_size_changes(built, is_hybrid):
     attention = runner.attn_backend
     if is_hybrid:
         runner.attn_backend = SimpleNamespace(prefill_backend=attention, decode_backend=object())
-    states = make_states(worker, (1, 4), capture=False, window=4)
+    states = make_states(worker, (1, 4), capture=False)
     assert not states.captured
     with states.active(4):
         assert worker.draft_worker.speculative_num_draft_tokens == 4
