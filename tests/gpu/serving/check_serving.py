@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -34,9 +35,9 @@ from engine_handle import EngineError, EngineHandle
 from report_tables import render_tables
 from serving_engines import (
     ASKED_FOR,
-    CONTEXT_LENGTH,
     ENGINES,
     PLAIN,
+    context_length,
     engine_arguments,
     engine_name,
     spread,
@@ -60,6 +61,7 @@ DEADLINE_SLACK_S = 0.5
 """An engine that is this close to the deadline without an answer has not failed."""
 FEWEST_REQUESTS = 4
 """Requests of a timing at low concurrency, so that it is not of one prompt alone."""
+LONGEST_PROMPT = 256
 SHIPPED_PROMPTS = Path(__file__).parents[3] / "sgl_eagle" / "assets" / "prompts"
 
 
@@ -95,6 +97,7 @@ def parse_arguments(words=None):
     parser.add_argument(
         "--mem-fraction", type=float, default=0.5, help="SGLang's --mem-fraction-static on the GPU"
     )
+    parser.add_argument("--context-length", type=int, help="default: 2048 on a GPU, else 512")
     parser.add_argument("--policy", type=Path, help="policy file of sgl-tuned")
     parser.add_argument(
         "--prompts", type=Path, nargs="+", help="JSON lines (default: the shipped prompts)"
@@ -102,7 +105,9 @@ def parse_arguments(words=None):
     parser.add_argument("--gpus", type=int, default=1, help="GPUs to spread the engines over")
     parser.add_argument("--tp-size", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--num-equal", type=int, default=64, help="prompts compared, 0 for none")
-    parser.add_argument("--equal-tokens", type=int, default=64)
+    parser.add_argument(
+        "--equal-tokens", type=int, default=64, help="of each, 0 until the context is full"
+    )
     parser.add_argument("--num-samples", type=int, default=1500, help="0 for none")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
@@ -129,8 +134,8 @@ def parse_arguments(words=None):
     return args
 
 
-def load_prompts(target, files, count):
-    """Token ids of prompts in the target's chat format, files in turn."""
+def load_prompts(target, files, count, longest):
+    """Token ids of prompts in the target's chat format, at most as many as said, files in turn."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target)
@@ -142,7 +147,7 @@ def load_prompts(target, files, count):
     for line in lines:
         messages = [{"role": "user", "content": json.loads(line)["turns"][0]}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"][-256:])
+        prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"][-longest:])
     return prompts
 
 
@@ -207,7 +212,7 @@ class ServingCheck:
             for name, path in write_policies(
                 folder,
                 largest_batch=self.args.max_running_requests,
-                longest_context=CONTEXT_LENGTH,
+                longest_context=context_length(self.args),
             ).items()
         }
         if self.args.policy is not None:
@@ -264,7 +269,7 @@ class ServingCheck:
     def check_equality(self, prompts):
         sampling = {
             "temperature": 0,
-            "max_new_tokens": self.args.equal_tokens,
+            "max_new_tokens": self.args.equal_tokens or None,
             "ignore_eos": True,
         }
 
@@ -309,16 +314,16 @@ class ServingCheck:
         )
 
     def _gaps_at_differences(self, pairs):
-        """Top-two gaps of the target where outputs first differ."""
-        prefixes = []
+        """Top-two gaps of the target where outputs first differ; infinite where one just ends."""
+        prefixes, ends = [], []
         for prompt, wanted, found in pairs:
-            if wanted != found:
-                place = next(
-                    i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b
-                )
-                prefixes.append(prompt + wanted[:place])
+            places = [i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b]
+            if places:
+                prefixes.append(prompt + wanted[: places[0]])
+            elif wanted != found:
+                ends.append(math.inf)
         if not prefixes:
-            return []
+            return ends
         answer = self.engines[self.reference].complete(
             prefixes,
             concurrency=1,
@@ -326,7 +331,7 @@ class ServingCheck:
             timeout_s=self.left(),
             logprobs=True,
         )
-        return [best[0] - second[0] for best, second in answer["top_two"]]
+        return ends + [best[0] - second[0] for best, second in answer["top_two"]]
 
     def check_sampling(self, prompts):
         sampling = {"temperature": 1.0, "top_k": 3, "max_new_tokens": 4, "ignore_eos": True}
@@ -444,7 +449,8 @@ def main(words=None):
         files = args.prompts or sorted(SHIPPED_PROMPTS.glob("*"))
         most = max(args.num_equal, args.profiled_requests, *args.concurrencies)
         count = max(most, FEWEST_REQUESTS)
-        prompts = load_prompts(args.target, files, count)
+        longest = min(LONGEST_PROMPT, context_length(args) // 2)
+        prompts = load_prompts(args.target, files, count, longest)
         check.results["prompt_tokens"] = [len(prompt) for prompt in prompts]
         check.warm_up(prompts)
         if check.reference in check.alive() and args.num_equal:

@@ -31,7 +31,6 @@ ASKED_FOR = ("sgl-eagle2-record", "sgl-eagle2-two-stage", *OWN_LIMITS, "sgl-tune
 BACKENDS = ("triton", "fa3", "flashinfer")
 """An engine named ENGINE@BACKEND has another attention backend than --backend says."""
 
-CONTEXT_LENGTH = 2048
 ROUNDS_PER_LOG_LINE = 10
 _GRAPH_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -51,6 +50,11 @@ def without_backend(name):
     return name.partition("@")[0]
 
 
+def context_length(args):
+    """Longest text of all engines, in tokens."""
+    return args.context_length or (2048 if args.device == "cuda" else 512)
+
+
 def backend_suffix(name):
     """ "@fa3" of an engine that has it, else nothing."""
     return name[len(without_backend(name)) :]
@@ -68,6 +72,7 @@ def engine_arguments(word, args, policies, gpu=0):
         "model_path": str(args.target),
         "dtype": args.dtype,
         "device": args.device,
+        "context_length": context_length(args),
         "random_seed": 1,
         "decode_log_interval": ROUNDS_PER_LOG_LINE,
         "log_level": "info",
@@ -112,7 +117,6 @@ def _cost_folder(name):
 
 def _gpu_arguments(args, backend):
     arguments = {
-        "context_length": CONTEXT_LENGTH,
         "attention_backend": backend or args.backend,
         "sampling_backend": "pytorch",
         "disable_prefill_cuda_graph": True,
@@ -126,7 +130,6 @@ def _gpu_arguments(args, backend):
 
 def _cpu_arguments():
     return {
-        "context_length": 512,
         "attention_backend": "torch_native",
         "prefill_attention_backend": "intel_amx",
         "decode_attention_backend": "intel_amx",

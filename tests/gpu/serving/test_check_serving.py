@@ -54,7 +54,9 @@ def instant(monkeypatch):
     monkeypatch.setattr(check_serving, "EngineHandle", PromptEngine)
     monkeypatch.setattr(check_serving, "collect_provenance", lambda _: {"gpu": None})
     monkeypatch.setattr(
-        check_serving, "load_prompts", lambda _target, _files, count: [[n, 1] for n in range(count)]
+        check_serving,
+        "load_prompts",
+        lambda _target, _files, count, longest: [[n, 1][:longest] for n in range(count)],
     )
 
 

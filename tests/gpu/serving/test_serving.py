@@ -33,6 +33,27 @@ def test_every_policy_serves_what_plain_sglang_serves(tmp_path):
         assert row["p_value"] > 1e-4, row
 
 
+@pytest.mark.gpu
+@pytest.mark.sglang
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["triton", "fa3"])
+def test_texts_that_fill_the_context_are_those_of_plain_sglang(backend, tmp_path):
+    import check_serving
+    import tiny_pair
+
+    tiny_pair.make_pair(tmp_path)
+    words = f"--target {tmp_path / 'target'} --draft {tmp_path / 'draft'} --out {tmp_path / 'out'}"
+    # A full batch, so that the lists of all requests are full.
+    short = "--context-length 96 --equal-tokens 0 --batches 1 8 --max-running-requests 8"
+    few = "--num-equal 32 --num-samples 0 --concurrencies 8 --repeats 0"
+    engines = "--engines sglang sgl-plain sgl-eagle2 sgl-price sgl-default"
+    flags = f"--dtype {'float32' if backend == 'triton' else 'bfloat16'} --backend {backend}"
+    words = f"{words} {short} {few} {engines} {flags}"
+    assert check_serving.main(words.split()) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results["equality"]) == 2 * 5
+
+
 def test_samples_of_one_distribution_are_told_from_those_of_two():
     from collections import Counter
 
