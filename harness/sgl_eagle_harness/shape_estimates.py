@@ -9,8 +9,9 @@ ranges of batch sizes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -33,6 +34,9 @@ machine than about the shape."""
 MOST_LEARNT = 1.25
 """Factor on what is believed of a shape that one comparison can speak for: a machine that becomes
 busy in the middle of one says nothing about shapes."""
+SAME_LEVEL = 1.1
+"""Factor by which rounds before and after may differ for what ran in between to be held against
+them."""
 STRANGEST_RATIO = 2.0
 """A round that takes so many times as long as expected, or as short, counts as no stranger."""
 
@@ -151,23 +155,41 @@ class TimedRound:
     expected_us: float
 
 
-@dataclass(slots=True)
 class _Row:
-    """Rounds of one shape that follow each other; `ratios` are of the last of them."""
+    """Rounds of one shape that follow each other."""
 
-    place: int
-    shape: int
-    ratios: list[float] = field(default_factory=list)
-    is_compared: bool = False
+    def __init__(self, place: int, shape: int) -> None:
+        self.place, self.shape = place, shape
+        self.num_rounds = 0
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=ROUNDS_COMPARED)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has enough rounds to be held against others for itself."""
+        return self.num_rounds > ROUNDS_COMPARED
+
+    def add(self, ratios: list[float]) -> None:
+        self.num_rounds += len(ratios)
+        self._first += ratios[: 1 + ROUNDS_COMPARED - len(self._first)]
+        self._last.extend(ratios)
+
+    def first(self) -> list[float]:
+        # But one, which also took what the change took.
+        return self._first[1:]
+
+    def last(self) -> list[float]:
+        return list(self._last)
 
 
 class ShapeTimes:
     """Measured over expected time of rounds, by range of batch sizes and shape.
 
     How long rounds take also follows from what else the machine does, and from how far the table as
-    a whole is off. So a shape's own factor is learnt only where it takes turns with another: from
-    its first rounds against the last ones of the shape before. All else belongs to the level of the
-    range, which says nothing about which shape is best.
+    a whole is off. So a shape's own factor is learnt only where it takes turns with another: where
+    it replaces another for long, from its first rounds against the last ones of the shape before;
+    where it ran in between, from those before and after it, if they agree. All else belongs to the
+    level of the range, which says nothing about which shape is best.
     """
 
     def __init__(self, num_shapes: int, *, batch_edges: Sequence[int]) -> None:
@@ -181,8 +203,7 @@ class ShapeTimes:
         shape = (len(batch_edges), num_shapes)
         self._levels = DecayedRatio(shape[:1], prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
         self._shapes = DecayedRatio(shape, prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
-        self._before: _Row | None = None
-        self._row: _Row | None = None
+        self._rows: deque[_Row] = deque(maxlen=3)
 
     def observe(self, rounds: Sequence[TimedRound]) -> None:
         """Learn from rounds.
@@ -196,13 +217,13 @@ class ShapeTimes:
             ratios = [each.elapsed_us / each.expected_us for each in group]
             self._levels.decay(len(ratios))
             self._shapes.decay(len(ratios))
-            row = self._row
+            row = self._rows[-1] if self._rows else None
             if row is None or (row.place, row.shape) != (place, shape):
                 row = self._begin_row(place, shape)
-            row.ratios += ratios
-            if len(row.ratios) > ROUNDS_COMPARED:
-                self._compare()
-                del row.ratios[:-ROUNDS_COMPARED]
+            was_long = row.is_long
+            row.add(ratios)
+            if row.is_long and not was_long:
+                self._learn_from(row)
             own = self._shapes.values()[place, shape]
             levels = np.clip(np.array(ratios) / own, 1 / STRANGEST_RATIO, STRANGEST_RATIO)
             self._levels.add(np.array([place]), float(levels.sum()), len(ratios))
@@ -232,27 +253,38 @@ class ShapeTimes:
         return np.asarray(PRIOR_ROUNDS / (PRIOR_ROUNDS + num_rounds))
 
     def _begin_row(self, place: int, shape: int) -> _Row:
-        self._compare()
-        before, self._row = self._row, _Row(place, shape)
-        self._before = before if before is not None and before.place == place else None
-        return self._row
+        latest = self._rows[-1] if self._rows else None
+        if latest is not None:
+            if not latest.is_long:
+                self._learn_from(latest)
+            if latest.place != place:
+                self._rows.clear()
+        row = _Row(place, shape)
+        self._rows.append(row)
+        return row
 
-    def _compare(self) -> None:
-        # The first round of a row also takes what the change takes.
-        row, before = self._row, self._before
-        if row is None or before is None or row.is_compared:
+    def _learn_from(self, row: _Row) -> None:
+        # The latest row, once it has as many rounds as are compared, or all it will ever have.
+        first, before, _ = (None, None, *self._rows)[-3:]
+        if before is None or not row.first():
             return
-        row.is_compared = True
-        latest = row.ratios[1 : 1 + ROUNDS_COMPARED]
-        if not latest:
-            return
+        if before.is_long:
+            if row.is_long:
+                self._hold_against(row, row.first(), before, before.last())
+        elif first is not None and first.shape == row.shape and before.first():
+            levels = float(np.median(first.last())), float(np.median(row.first()))
+            if max(levels) <= SAME_LEVEL * min(levels):
+                self._hold_against(before, before.first(), row, [*first.last(), *row.first()])
+
+    def _hold_against(
+        self, row: _Row, ratios: list[float], other: _Row, other_ratios: list[float]
+    ) -> None:
         own = self._shapes.values()[row.place]
-        found = own[before.shape] * float(np.median(latest)) / float(np.median(before.ratios))
+        found = own[other.shape] * float(np.median(ratios)) / float(np.median(other_ratios))
         believed = float(own[row.shape])
         clipped = min(max(found, believed / MOST_LEARNT), believed * MOST_LEARNT)
-        num_rounds = min(len(latest), len(before.ratios))
         cell = row.place * len(own) + row.shape
-        self._shapes.add(np.array([cell]), num_rounds * clipped, num_rounds)
+        self._shapes.add(np.array([cell]), len(ratios) * clipped, len(ratios))
 
     def range_of(self, batch_size: int) -> int:
         """The range of batch sizes that one lies in.

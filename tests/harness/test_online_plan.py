@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,24 @@ def test_a_table_that_is_wrong_by_the_same_factor_everywhere_changes_nothing():
     tried = [shape for shape in shapes if shape != DEEP]
     assert len(tried) <= 0.1 * len(shapes)
     assert online.price_tok_per_us(1) > 1.3 * start
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_is_busy_for_a_while_changes_no_choice(seed):
+    plan, rng = make_plan(), np.random.default_rng(seed)
+    us = dict(zip(plan.shapes, plan.shape_us(1, 100), strict=True))
+    online, slow = make_online(), itertools.repeat(1.0)
+
+    def us_of(shape):
+        return next(slow) * us[shape]
+
+    serve(online, num_rounds=20 * REFRESH, us_of=us_of)
+    # As while other programs share the device: for some rounds more, for some less.
+    slow = (each for each in 3 * rng.lognormal(0, 0.7, 40) for _ in range(15))
+    serve(online, num_rounds=600, us_of=us_of)
+    slow = itertools.repeat(1.0)
+    shapes = serve(online, num_rounds=100 * REFRESH, us_of=us_of)
+    assert shapes.count(DEEP) >= 0.95 * len(shapes)
 
 
 @pytest.mark.parametrize("is_close", [True, False])

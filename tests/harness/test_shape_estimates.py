@@ -136,6 +136,27 @@ def test_a_machine_that_is_busy_for_some_turns_changes_little():
     assert found[1] / found[0] == pytest.approx(1.5, rel=0.05)
 
 
+def try_out(times, *, before, trial, after):
+    times.observe(rounds(0, *[before] * 20))
+    times.observe(rounds(1, 2 * trial, *[trial] * 3))
+    times.observe(rounds(0, *[after] * 20))
+
+
+def test_a_trial_is_held_against_the_rounds_before_and_after_it_but_for_its_first():
+    times = ShapeTimes(3, batch_edges=(1,))
+    try_out(times, before=EXPECTED_US, trial=1.1 * EXPECTED_US, after=EXPECTED_US)
+    found = times.ratios(4)
+    assert found[1] / found[0] == pytest.approx(1 + 0.1 * 3 / (3 + PRIOR_ROUNDS))
+    assert found[2] == found[0]
+    assert (times.unknown_share(4) < 1).tolist() == [False, True, False]
+
+
+def test_a_trial_in_whose_time_the_machine_changed_says_nothing():
+    times = ShapeTimes(2, batch_edges=(1,))
+    try_out(times, before=EXPECTED_US, trial=1.1 * EXPECTED_US, after=1.2 * EXPECTED_US)
+    assert times.unknown_share(4).tolist() == [1.0, 1.0]
+
+
 def test_one_comparison_cannot_say_more_than_a_quarter():
     times = ShapeTimes(2, batch_edges=(1,))
     take_turns(times, {0: EXPECTED_US, 1: 30 * EXPECTED_US}, num_turns=1)

@@ -286,6 +286,12 @@ class OnlinePlanPolicy:
         us = self._plan.shape_us(*key) * self._times.ratios(key[0])
         worst = speed[best] * (1 - doubt[best]) / speed[running]
         cost_rounds = TRIAL_ROUNDS * (us[best] / us[running]) * max(0.0, 1 - worst)
+        if not self._plan.shapes[running].num_steps:
+            # The draft is brought up to date, with as many tokens as are ever extended at once.
+            most = self.verify_sizes[-1]
+            cost_rounds += (
+                float(self._plan.costs.draft_extend_us(key[0], most, key[1])) / us[running]
+            )
         place = self._times.range_of(key[0])
         if cost_rounds > self._saved_rounds[place]:
             return None
