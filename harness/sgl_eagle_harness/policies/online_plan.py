@@ -288,10 +288,8 @@ class OnlinePlanPolicy:
         cost_rounds = TRIAL_ROUNDS * (us[best] / us[running]) * max(0.0, 1 - worst)
         if not self._plan.shapes[running].num_steps:
             # The draft is brought up to date, with as many tokens as are ever extended at once.
-            most = self.verify_sizes[-1]
-            cost_rounds += (
-                float(self._plan.costs.draft_extend_us(key[0], most, key[1])) / us[running]
-            )
+            extend_us = self._plan.costs.draft_extend_us(key[0], self.verify_sizes[-1], key[1])
+            cost_rounds += float(extend_us) / us[running]
         place = self._times.range_of(key[0])
         if cost_rounds > self._saved_rounds[place]:
             return None
