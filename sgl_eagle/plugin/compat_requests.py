@@ -37,9 +37,8 @@ def still_running(requests: Sequence[Any]) -> BoolArray:
     Returns:
         [B] bool, the opposite of `is_over`.
     """
-    return np.array(
-        [not (request.finished() or request.is_retracted) for request in requests], np.bool_
-    )
+    over = [request.is_retracted or request.finished() for request in requests]
+    return np.logical_not(over) if True in over else np.ones(len(over), np.bool_)
 
 
 def completion_tokens(request: Any, start: int = 0, end: int | None = None) -> IntArray:
@@ -131,8 +130,10 @@ def cached_lengths(batch: Any) -> IntArray:
     """
     if batch.seq_lens_cpu is not None:
         lengths = np.minimum(batch.seq_lens_cpu.numpy(), batch.model_config.context_len)
-        return np.array(lengths, np.int64)
-    return np.array([max(1, cached_length(request)) for request in batch.reqs], np.int64)
+        return np.asarray(lengths, np.int64)
+    # At least 1 also for a retracted request that starts anew.
+    known = [len(each.origin_input_ids) + len(each.output_ids) - 1 or 1 for each in batch.reqs]
+    return np.array(known, np.int64)
 
 
 def sampling_of(request: Any) -> dict[str, float]:

@@ -66,6 +66,7 @@ class DraftGraphs:
         self._forward_batches: dict[int, Any] = {}
         self._trees: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, TreeTensors]] = {}
         self._size = 0
+        self._rows: dict[int, DraftBuffers] = {}
         self._batch: Any = None
         started = time.perf_counter()
         with compat_graphs.capturing() as stream:
@@ -112,9 +113,9 @@ class DraftGraphs:
         if self._size != num_rows:
             self._buffers.seq_lens.fill_(self._padding_len)
             self._buffers.pool_indices.zero_()
-        rows = self._buffers.first(num_rows)
+        rows = self._first(num_rows)
         read_batch(rows, batch)
-        place_roots(self._buffers.first(self._size))
+        place_roots(self._first(self._size))
         return rows
 
     def plan(self) -> None:
@@ -129,7 +130,7 @@ class DraftGraphs:
             forward_batch.seq_lens_cpu = torch.cat([lengths, padding])
             forward_batch.seq_lens_sum = int(forward_batch.seq_lens_cpu.sum())
         if self._plans_with_slots:
-            rows = self._buffers.first(self._size)
+            rows = self._first(self._size)
             find_slots(self._worker, rows)
             forward_batch.out_cache_loc = rows.slots.flatten()
         backend = self._worker.draft_attn_backend
@@ -190,6 +191,13 @@ class DraftGraphs:
         graph.replay()
         num_rows = len(self._batch.seq_lens)
         return TreeTensors(numbers=trees.numbers[:, :num_rows], mask=trees.mask)
+
+    def _first(self, num_rows: int) -> DraftBuffers:
+        # Kept: a round would make a dozen views.
+        rows = self._rows.get(num_rows)
+        if rows is None:
+            rows = self._rows[num_rows] = self._buffers.first(num_rows)
+        return rows
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> None:
         rows = self._buffers.first(size)

@@ -6,7 +6,7 @@ where somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -141,23 +141,27 @@ class DraftedTrees:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+Noted = Drafted | Callable[[], Drafted] | None
+"""What was drafted, or what says so once the step is over; None where all decoded plainly."""
+
+
+@dataclass(kw_only=True)
 class FinishedStep:
     """One step of B requests.
 
     Attributes:
-        requests: SGLang's requests, whose tokens are still those before the step.
+        requests: SGLang's requests, whose tokens are those before the step while its result is
+            there.
         counted: [B] bool; a request that ended before takes part without effect.
-        drafted: What was drafted; None where all of them decoded plainly.
+        noted: What was drafted.
         kept: Drafts that the target kept, of each request.
-        result: SGLang's `GenerationBatchResult`, on the host; None in a step that is kept for
-            later, since it holds memory of the device.
+        result: SGLang's `GenerationBatchResult`, on the host; None once `forget_result` was called.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
     """
 
     requests: list[Any]
     counted: BoolArray
-    drafted: Drafted | None
+    noted: Noted
     kept: Sequence[int]
     result: Any
     elapsed_us: float | None
@@ -166,6 +170,11 @@ class FinishedStep:
     def batch_size(self) -> int:
         """B."""
         return len(self.requests)
+
+    @cached_property
+    def drafted(self) -> Drafted | None:
+        """What was drafted; None where all of them decoded plainly."""
+        return self.noted() if callable(self.noted) else self.noted
 
     @cached_property
     def counted_rows(self) -> slice | IntArray:
@@ -190,13 +199,9 @@ class FinishedStep:
             return self.kept
         return [self.kept[row] for row in self.counted_rows.tolist()]
 
-    def without_result(self) -> FinishedStep:
-        """To be looked at later.
-
-        Returns:
-            The step without its tokens.
-        """
-        return replace(self, result=None)
+    def forget_result(self) -> None:
+        """Let go of the result, which holds memory of the device, and of its tokens with it."""
+        self.result = None
 
     @property
     def common_sizes(self) -> TreeSizes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sgl_eagle.plugin.draft_steps import DraftSteps
+from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER
 from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.round_clock import RoundClock
@@ -12,8 +13,9 @@ from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle.plugin.verify_input import MaskLayout, TreeTensors
 from sgl_eagle_harness.types import TreeLimits
 
-MAILS_KEPT = 3
-"""Rounds whose mail may be asked for: under overlap scheduling, that of the round before is."""
+MAILS_KEPT = STEPS_LOOKED_AT_TOGETHER + 2
+"""Rounds whose mail may be asked for: those that are looked at together and, under overlap
+scheduling, the two that have been launched since the last of them."""
 
 
 class ForeseenRounds:
@@ -59,7 +61,7 @@ class ForeseenRounds:
         slot = self._first_slot + self._round_ct % MAILS_KEPT
         self._round_ct += 1
         with clock.stage("pack"):
-            self._transfer.begin(slot, buffers.mail)
+            self._transfer.post(slot, buffers.mail)
             trees = steps.lay_out_trees(limits.num_draft_tokens, layout)
         return trees, LateTrees(self._transfer, slot, buffers.layout, limits)
 
@@ -82,10 +84,11 @@ class LateTrees:
         self._layout, self._limits = layout, limits
 
     def __call__(self) -> ForeseenTrees:
-        """Wait for the mail, which has long arrived.
+        """Read the mail.
 
         Returns:
             What was drafted and verified.
         """
-        mail = self._transfer.wait(self._slot)
+        # It was sent before the pass whose outcome is on the host.
+        mail = self._transfer.read(self._slot)
         return ForeseenTrees(layout=self._layout, mail=mail, limits=self._limits)

@@ -47,7 +47,7 @@ class HostTransfer:
         self._incoming = [_EMPTY] * num_slots
         self._outgoing = [_EMPTY] * num_slots
         self._together = [_EMPTY]
-        self._arriving = [_EMPTY] * num_slots
+        self._arriving = [_EMPTY] * num_slots  # the part of a slot that its latest copy fills
         self._events = [torch.cuda.Event() for _ in range(num_slots)] if self._pinned else []
 
     def begin(self, slot: int, tensor: Tensor) -> None:
@@ -57,9 +57,7 @@ class HostTransfer:
             slot: Where to; what it held is lost.
             tensor: Of a dtype that NumPy knows; later work of the stream may write it again.
         """
-        host = self._place(self._incoming, slot, tensor)
-        host.copy_(tensor, non_blocking=True)
-        self._arriving[slot] = host
+        self.post(slot, tensor)
         if self._pinned:
             self._events[slot].record()
 
@@ -74,6 +72,29 @@ class HostTransfer:
         """
         if self._pinned:
             self._events[slot].synchronize()
+        return self.read(slot)
+
+    def post(self, slot: int, tensor: Tensor) -> None:
+        """As `begin`, of a copy that nobody waits for.
+
+        Args:
+            slot: Where to; what it held is lost.
+            tensor: Of a dtype that NumPy knows; later work of the stream may write it again.
+        """
+        host = self._arriving[slot]
+        if host.shape != tensor.shape or host.dtype != tensor.dtype:
+            host = self._arriving[slot] = self._place(self._incoming, slot, tensor)
+        host.copy_(tensor, non_blocking=True)
+
+    def read(self, slot: int) -> npt.NDArray[Any]:
+        """What has arrived, where the caller knows that it has.
+
+        Args:
+            slot: Where `post` has copied to.
+
+        Returns:
+            An array of the tensor's shape, owned by the caller.
+        """
         return np.array(self._arriving[slot].numpy())
 
     def send_into(self, slot: int, target: Tensor, array: npt.NDArray[Any]) -> None:

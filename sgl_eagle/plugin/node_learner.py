@@ -76,11 +76,11 @@ class NodeLearner:
         rows = step.counted_rows
         candidates = range(step.batch_size) if isinstance(rows, slice) else rows
         turn = None
-        if step.drafted is not None and len(candidates):
+        if step.noted is not None and len(candidates):
             self._turn += 1
             row = int(candidates[self._turn % len(candidates)])
             turn = _Turn(row, completion_length(step.requests[row]))
-        self._unseen.append((step.without_result(), turn))
+        self._unseen.append((step, turn))
         if len(self._unseen) >= min(STEPS_LOOKED_AT_TOGETHER, self._steps_between_lessons):
             self._look()
 

@@ -14,7 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sgl_eagle.plugin.compat_requests import is_over, still_running
-from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER, Drafted, FinishedStep
+from sgl_eagle.plugin.finished_step import (
+    STEPS_LOOKED_AT_TOGETHER,
+    Drafted,
+    FinishedStep,
+    Noted,
+)
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.step_counts import StepCounts
@@ -26,7 +31,7 @@ SECONDS_PER_LOG_LINE = 10.0
 
 
 class StepListener(Protocol):
-    """Looks at finished steps."""
+    """Looks at finished steps; may keep them, though their results go."""
 
     def observe(self, step: FinishedStep) -> None:
         """Look at one.
@@ -47,7 +52,7 @@ class StepListener(Protocol):
 
 class _Launched(NamedTuple):
     requests: list[Any]
-    drafted: Drafted | Callable[[], Drafted] | None
+    noted: Noted
     result: Any
     after_prefill: bool
 
@@ -82,7 +87,7 @@ class StepObserver:
         self._now = now
         self._launched: deque[_Launched] = deque()
         self._after_prefill = True
-        self._drafted: Drafted | Callable[[], Drafted] | None = None
+        self._noted: Noted = None
         self._last_end = self._last_export = self._last_log = now()
         self._batch_size = 1
         self._counts = StepCounts()
@@ -105,26 +110,27 @@ class StepObserver:
         """Note what was drafted for the step that is about to be launched.
 
         Args:
-            drafted: Of all its requests, or what says so once the step is over.
+            drafted: Of all its requests, or what says so once the step is over: while no more than
+                `STEPS_LOOKED_AT_TOGETHER` steps and the one on its way have followed.
         """
-        self._drafted = drafted
+        self._noted = drafted
 
     def launched(self, requests: list[Any], result: Any) -> None:
         """Note a step.
 
         Args:
-            requests: Of the batch.
+            requests: Of the batch; not to be changed afterwards.
             result: SGLang's `GenerationBatchResult`; read once it is on the host.
         """
         self._launched.append(
             _Launched(
-                requests=list(requests),
-                drafted=self._drafted,
+                requests=requests,
+                noted=self._noted,
                 result=result,
                 after_prefill=self._after_prefill,
             )
         )
-        self._drafted = None
+        self._noted = None
         self._after_prefill = False
 
     def completed(self, kept: Sequence[int]) -> None:
@@ -145,22 +151,22 @@ class StepObserver:
             logger.warning("SGL_EAGLE lost track of its steps and goes on with the next")
             self._launched.clear()
             return
-        drafted = launched.drafted
         now = self._now()
         elapsed_us = None if launched.after_prefill else 1e6 * (now - self._last_end)
         self._last_end = now
         step = FinishedStep(
             requests=launched.requests,
             counted=still_running(launched.requests),
-            drafted=drafted() if callable(drafted) else drafted,
+            noted=launched.noted,
             kept=kept,
             result=launched.result,
             elapsed_us=elapsed_us,
         )
         for listener in self._listeners:
             listener.observe(step)
+        step.forget_result()
         self._batch_size = step.batch_size
-        self._uncounted.append(step.without_result())
+        self._uncounted.append(step)
         if len(self._uncounted) >= STEPS_LOOKED_AT_TOGETHER:
             self._look_at_uncounted()
         if now - self._last_export >= SECONDS_PER_EXPORT:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 from sgl_eagle.plugin.compat_requests import cached_lengths
-from sgl_eagle_harness.policies.planned import policy_of_round
+from sgl_eagle_harness.policies.open_decisions import settled_tier
+from sgl_eagle_harness.policies.planned import plans
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.types import BatchContext, BoolArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TierChoice:
     """Who drafts in a round.
 
     Attributes:
         policy: Decides in this round: the server's, or what its plan says.
         speculating: [B] bool.
-        context: What this was decided on, and what the round decides after it: lengths may lag one
-            step behind, so that prices can be looked up while the device is still busy.
+        everyone: Whether all of them draft.
+        anyone: Whether one of them does.
+        look: Puts `context` together.
     """
 
     policy: SpecPolicy
     speculating: BoolArray
-    context: BatchContext
+    everyone: bool
+    anyone: bool
+    look: Callable[[], BatchContext]
+
+    @cached_property
+    def context(self) -> BatchContext:
+        """What this was decided on, and what the round decides after it.
+
+        Lengths may lag one step behind, so that prices can be looked up while the device is still
+        busy. Put together where it is asked for: many policies never look at a batch.
+        """
+        return self.look()
 
 
 class RequestTiers:
@@ -40,6 +57,10 @@ class RequestTiers:
         self._tiers = tiers or {}
         self._names = list(self._tiers)
         self._switch_ct = 0
+        self._latest_policy: SpecPolicy | None = None
+        self._latest_settled: bool | None = None
+        self._common: bool | None = None  # the tier of all requests in the latest rounds
+        self._num_uncounted = 0  # of these rounds, which the requests' tiers do not know of yet
 
     def choose(
         self, policy: SpecPolicy, batch: Any, names: list[str], num_unseen: IntArray
@@ -49,24 +70,42 @@ class RequestTiers:
         Args:
             policy: May draft.
             batch: The running batch of B requests.
-            names: Theirs; the tiers of others are forgotten.
+            names: Theirs; the tiers of others are forgotten. Not to be changed afterwards.
             num_unseen: [B] int64, tokens that the draft has not seen, the root excluded.
 
         Returns:
             The choice.
         """
-        if self._names != names:
-            self._names = names
+        if self._names is not names and self._names != names:
+            self._count_common()
+            self._common = None
             self._tiers = {name: self._tiers.get(name) or SpeculationTier() for name in names}
+        self._names = names
+        look: Callable[[], BatchContext] = partial(_look_at, batch, num_unseen)
+        if plans(policy):
+            context = look()
+            policy, look = policy.policy_of(policy.round_shape(context)), lambda: context
+        settled = self._settled(policy)
+        if settled is not None:
+            self._enter_all(settled)
+            speculating = _alike(len(names), settled)
+            return TierChoice(
+                policy=policy, speculating=speculating, everyone=settled, anyone=settled, look=look
+            )
+        self._count_common()
+        self._common = None
+        context = look()
         tiers = list(self._tiers.values())
-        before = sum(tier.switch_ct for tier in tiers)
-        context = BatchContext(
-            batch_size=len(names), context_len=cached_lengths(batch), num_pending=num_unseen + 1
-        )
-        policy = policy_of_round(policy, context)
+        with_switches = sum(tier.switch_ct for tier in tiers)
         speculating = choose_rows(policy, context, tiers)
-        self._switch_ct += sum(tier.switch_ct for tier in tiers) - before
-        return TierChoice(policy=policy, speculating=speculating, context=context)
+        self._switch_ct += sum(tier.switch_ct for tier in tiers) - with_switches
+        return TierChoice(
+            policy=policy,
+            speculating=speculating,
+            everyone=bool(speculating.all()),
+            anyone=bool(speculating.any()),
+            look=lambda: context,
+        )
 
     def take_switch_ct(self) -> int:
         """Changes of running requests since this was last asked.
@@ -76,3 +115,41 @@ class RequestTiers:
         """
         taken, self._switch_ct = self._switch_ct, 0
         return taken
+
+    def _settled(self, policy: SpecPolicy) -> bool | None:
+        # The same few policies are asked about in every round.
+        if policy is not self._latest_policy:
+            self._latest_policy, self._latest_settled = policy, settled_tier(policy)
+        return self._latest_settled
+
+    def _enter_all(self, speculates: bool) -> None:
+        # As long as all do the same it is counted once, whatever the batch.
+        if self._common is speculates:
+            self._num_uncounted += 1
+            return
+        self._count_common()
+        self._common = speculates
+        for tier in self._tiers.values():
+            before = tier.switch_ct
+            tier.enter(speculates)
+            self._switch_ct += tier.switch_ct - before
+
+    def _count_common(self) -> None:
+        if self._num_uncounted:
+            for tier in self._tiers.values():
+                tier.stay(self._num_uncounted)
+            self._num_uncounted = 0
+
+
+def _look_at(batch: Any, num_unseen: IntArray) -> BatchContext:
+    return BatchContext(
+        batch_size=len(num_unseen), context_len=cached_lengths(batch), num_pending=num_unseen + 1
+    )
+
+
+@lru_cache
+def _alike(num_rows: int, speculates: bool) -> BoolArray:
+    # Whoever asks shares it.
+    rows = np.full(num_rows, speculates)
+    rows.flags.writeable = False
+    return rows

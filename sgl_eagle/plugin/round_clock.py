@@ -65,10 +65,8 @@ class RoundClock:
         """
         self._now = now
         self._since = 0.0
-        self._open: list[Stage] = []
+        self._open: list[_OpenStage] = []
         self._stages: dict[Stage, _OpenStage] = {}
-        self._seconds: dict[Stage, float] = {}
-        self._taken_seconds: dict[Stage, float] = {}
         self._round_ct = 0
         self._row_ct = 0
 
@@ -83,7 +81,7 @@ class RoundClock:
         """
         stage = self._stages.get(name)
         if stage is None:
-            stage = self._stages[name] = _OpenStage(self, name)
+            stage = self._stages[name] = _OpenStage(self)
         return stage
 
     def end_round(self, num_rows: int) -> None:
@@ -106,12 +104,10 @@ class RoundClock:
         """
         if self._round_ct < min_rounds:
             return None
-        self._switch()
-        stage_us = {name: 1e6 * seconds for name, seconds in self._seconds.items()}
-        for name, seconds in self._seconds.items():
-            self._taken_seconds[name] = self._taken_seconds.get(name, 0.0) + seconds
+        if self._open:
+            self._open[-1].stop()
+        stage_us = {name: 1e6 * stage.take() for name, stage in self._stages.items()}
         times = RoundTimes(round_ct=self._round_ct, row_ct=self._row_ct, stage_us=stage_us)
-        self._seconds.clear()
         self._round_ct = self._row_ct = 0
         return times
 
@@ -121,28 +117,39 @@ class RoundClock:
         Returns:
             Microseconds of each stage.
         """
-        names = {*self._taken_seconds, *self._seconds}
-        parts = (self._taken_seconds, self._seconds)
-        return {name: 1e6 * sum(part.get(name, 0.0) for part in parts) for name in sorted(names)}
-
-    def _switch(self) -> None:
-        now = self._now()
-        if self._open:
-            name = self._open[-1]
-            self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
-        self._since = now
+        return {name: 1e6 * stage.total_seconds for name, stage in sorted(self._stages.items())}
 
 
 class _OpenStage:
     # A class, since a generator would take as long as what some stages count.
-    __slots__ = ("_clock", "_name")
+    __slots__ = ("_clock", "_seconds", "_taken_seconds")
 
-    def __init__(self, clock: RoundClock, name: Stage) -> None:
-        self._clock, self._name = clock, name
+    def __init__(self, clock: RoundClock) -> None:
+        self._clock = clock
+        self._seconds = self._taken_seconds = 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        return self._taken_seconds + self._seconds
+
+    def take(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        self._taken_seconds += seconds
+        return seconds
+
+    def stop(self) -> None:
+        clock = self._clock
+        now = clock._now()
+        self._seconds += now - clock._since
+        clock._since = now
 
     def __enter__(self) -> None:
-        self._clock._switch()
-        self._clock._open.append(self._name)
+        clock = self._clock
+        if clock._open:
+            clock._open[-1].stop()
+        else:
+            clock._since = clock._now()
+        clock._open.append(self)
 
     def __exit__(
         self,
@@ -150,5 +157,5 @@ class _OpenStage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._clock._switch()
+        self.stop()
         self._clock._open.pop()

@@ -36,22 +36,22 @@ class RuntimeStates:
         self.captured = capture
         self._worker = worker
         self._base: Any = None
-        self._plain: Any = None
-        self._states: dict[int, Any] = {}
-        if not capture:
-            return
-        self._base = compat_graphs.current_verify_state(worker)
+        self._sized: dict[int, _State] = {}
+        self._plain = _State(self, None, 1)
         limit = int(worker.speculative_num_draft_tokens)
-        for size in reversed(sizes):
-            known = size == limit
-            self._states[size] = (
-                self._base if known else compat_graphs.build_verify_state(worker, size)
-            )
-        if sizes[0] == 1:
-            self._plain = compat_plain.build_plain_state(
-                worker, self._states[1], keeps_features=keeps_features
-            )
-        logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
+        if capture:
+            self._base = compat_graphs.current_verify_state(worker)
+            for size in reversed(sizes):
+                known = size == limit
+                graphs = self._base if known else compat_graphs.build_verify_state(worker, size)
+                self._sized[size] = _State(self, graphs, size)
+            if sizes[0] == 1:
+                plain = compat_plain.build_plain_state(
+                    worker, self._sized[1].graphs, keeps_features=keeps_features
+                )
+                self._plain = _State(self, plain, 1)
+            logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
+        self._resting = self._current = _State(self, self._base, limit)
 
     def size_for(self, num_nodes: int) -> int:
         """The size that trees are padded to.
@@ -67,7 +67,7 @@ class RuntimeStates:
     def active(self, size: int) -> AbstractContextManager[None]:
         """Verify and draft-extend trees of one size.
 
-        SGLang's own state, with which it prefills, is back afterwards.
+        The state stays until another is entered, or `rest`: most rounds are like the one before.
 
         Args:
             size: One of `sizes`.
@@ -75,37 +75,51 @@ class RuntimeStates:
         Returns:
             To be entered.
         """
-        return self._applied(self._states.get(size), size)
+        state = self._sized.get(size)
+        if state is None:
+            state = self._sized[size] = _State(self, None, size)
+        return state
 
     def plain(self) -> AbstractContextManager[None]:
         """Decode without trees, and draft-extend one token a request.
 
-        Only where 1 is among `sizes`. SGLang's own state is back afterwards.
+        Only where 1 is among `sizes`. The state stays until another is entered, or `rest`.
 
         Returns:
             To be entered.
         """
-        return self._applied(self._plain, 1)
+        return self._plain
 
-    def _applied(self, state: Any, size: int) -> AbstractContextManager[None]:
-        return _Applied(self._worker, size, state, self._base)
+    def rest(self) -> None:
+        """Put SGLang's own state back, with which it prefills."""
+        self._switch_to(self._resting)
+
+    def _switch_to(self, state: _State) -> None:
+        before, worker = self._current, self._worker
+        if state is before:
+            return
+        self._current = state
+        worker.draft_worker.speculative_num_draft_tokens = state.size
+        if self._base is None:
+            compat_graphs.set_eager_verify_size(worker, state.size)
+            return
+        if before.graphs is None:
+            compat_graphs.set_eager_verify_size(worker, self._resting.size)
+        # A size without graphs is verified by the attention that SGLang prefills with.
+        compat_graphs.apply_verify_state(worker, state.graphs or self._base)
+        if state.graphs is None:
+            compat_graphs.set_eager_verify_size(worker, state.size)
 
 
-class _Applied:
+class _State:
     # A class, since a generator takes longer, and every round enters some.
-    __slots__ = ("_base", "_limit", "_size", "_state", "_worker")
+    __slots__ = ("_states", "graphs", "size")
 
-    def __init__(self, worker: Any, size: int, state: Any, base: Any) -> None:
-        self._worker, self._size, self._state, self._base = worker, size, state, base
+    def __init__(self, states: RuntimeStates, graphs: Any, size: int) -> None:
+        self._states, self.graphs, self.size = states, graphs, size
 
     def __enter__(self) -> None:
-        draft = self._worker.draft_worker
-        self._limit = draft.speculative_num_draft_tokens
-        draft.speculative_num_draft_tokens = self._size
-        if self._state is None:
-            compat_graphs.set_eager_verify_size(self._worker, self._size)
-        else:
-            compat_graphs.apply_verify_state(self._worker, self._state)
+        self._states._switch_to(self)
 
     def __exit__(
         self,
@@ -113,8 +127,4 @@ class _Applied:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._worker.draft_worker.speculative_num_draft_tokens = self._limit
-        if self._state is None:
-            compat_graphs.set_eager_verify_size(self._worker, self._limit)
-        else:
-            compat_graphs.apply_verify_state(self._worker, self._base)
+        pass

@@ -115,7 +115,7 @@ class TreeRounds:
         policy, num_rows = choice.policy, len(choice.speculating)
         limits = policy.limits
         assert limits is not None  # of rounds that draft
-        foresees = self._can_foresee(policy) and bool(choice.speculating.all())
+        foresees = choice.everyone and self._can_foresee(policy)
         chooses = foresees or confidence_order(policy, num_rows) is not None
         steps = self._steps(num_rows, chooses=chooses, topk=limits.topk)
         with steps.context():

@@ -72,6 +72,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self._clock = RoundClock()
         self._rounds_per_log_line = int(server_args.decode_log_interval)
         self._tiers = RequestTiers()
+        self._requests: list[Any] = []
+        self._names: list[str] = []
         self._observer: StepObserver | None = None
         logger.info("SGL_EAGLE serves policy %s within %s", self._policy.name, limits)
 
@@ -112,6 +114,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
                 self, self._policy, self._limits, self._clock, self._settings
             )
         self._policy = share_decisions(self._policy, self._ranks)
+        self._states.rest()
 
     @property
     def war_fastpath_runner(self) -> Any:
@@ -204,6 +207,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             self._plain_rounds.forget([request.rid for request in batch.reqs])
             if self._observer is not None:
                 self._observer.prefilled()
+            self._states.rest()
             return compat.run_builtin_step(
                 super().forward_batch_generation,
                 batch,
@@ -219,7 +223,10 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         return result
 
     def _decode(self, batch: Any, on_publish: Any, grammar_barrier: Any) -> Any:
-        names = [request.rid for request in batch.reqs]
+        if self._requests != batch.reqs:  # nearly every round has those of the one before
+            self._requests = list(batch.reqs)
+            self._names = [request.rid for request in batch.reqs]
+        names = self._names
         num_unseen = self._plain_rounds.num_unseen(names)
         choice = self._choose_tiers(batch, names, num_unseen)
         must_verify = compat_plain.needs_verification(batch)
@@ -237,7 +244,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
             result = self._verify(batch, verify_input, on_publish, grammar_barrier)
         if self._observer is not None:
             self._observer.switched(self._tiers.take_switch_ct())
-            self._observer.launched(batch.reqs, result)
+            self._observer.launched(self._requests, result)
         return result
 
     def _verify(
@@ -272,7 +279,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         if self._policy.limits is None:
             return None
         choice = self._tiers.choose(self._policy, batch, names, num_unseen)
-        return choice if choice.speculating.any() or self._states.sizes[0] > 1 else None
+        return choice if choice.anyone or self._states.sizes[0] > 1 else None
 
     def _extend_draft(self, batch: Any, result: Any) -> None:
         with self._clock.stage("extend"), compat.draft_context():

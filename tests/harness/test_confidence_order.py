@@ -95,6 +95,7 @@ def test_frontiers_are_the_first_of_the_promised_order(name, seed):
             assert num_chosen == min(num_nodes, policy.limits.topk)
     if order.num_draft_tokens is not None:
         assert order.num_draft_tokens == policy.limits.num_draft_tokens
+        assert policy.should_speculate(make_batch(NUM_ROWS)).all()
         verified = policy.select_verify(trees, make_batch(NUM_ROWS))
         for row in range(NUM_ROWS):
             columns = np.flatnonzero(trees.valid[row])

@@ -16,6 +16,7 @@ from sgl_eagle_harness.policies.open_decisions import (
     decides_nothing,
     may_decide_nothing,
     open_decisions,
+    settled_tier,
 )
 from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.price import PriceRules
@@ -64,17 +65,18 @@ def test_shapes_that_go_by_rank_promise_nothing():
 
 
 @pytest.mark.parametrize(
-    ("policy", "every_round", "some_rounds"),
+    ("policy", "every_round", "some_rounds", "tier"),
     [
-        (EAGLE2, True, True),
-        (StaticPolicy.chain(3), True, True),
-        (make_plan(), False, True),  # it decides before a round
-        (BY_RANK, False, False),
-        (make_policy(), False, False),
-        (PlainPolicy(), False, False),  # it has no rounds that draft
+        (EAGLE2, True, True, True),
+        (StaticPolicy.chain(3), True, True, True),
+        (make_plan(), False, True, None),  # it decides before a round
+        (BY_RANK, False, False, None),
+        (make_policy(), False, False, None),
+        (PlainPolicy(), False, False, False),  # it has no rounds that draft
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_rounds_that_nobody_is_asked_in(policy, every_round, some_rounds):
+def test_rounds_that_nobody_is_asked_in(policy, every_round, some_rounds, tier):
     assert decides_nothing(policy) == every_round
     assert may_decide_nothing(policy) == some_rounds
+    assert settled_tier(policy) is tier

@@ -38,6 +38,15 @@ def test_noise_around_the_edge_does_not_flap():
     assert tier.switch_ct == 0
 
 
+def test_steps_in_a_tier_may_be_counted_later():
+    counted, told = SpeculationTier(), SpeculationTier()
+    choices(counted, [1, 1, 1, 1])
+    told.enter(True)
+    told.stay(3)
+    assert vars(told) == vars(counted)
+    assert choices(told, [-1]) == [False]
+
+
 def test_policies_without_values_are_followed_at_once():
     tier = SpeculationTier()
     assert not tier.choose(PlainPolicy(), make_batch())

@@ -20,7 +20,8 @@ class ConfidenceOrder:
         num_certain_steps: Draft steps after that of the roots which the policy always takes with
             `limits.topk` nodes, or as many as a row has; it decides from then on.
         num_draft_tokens: Nodes that are verified, root included, where these are always the most
-            confident of all levels, lowest column first among equals; None if it decides.
+            confident of all levels, lowest column first among equals; None if it decides. A policy
+            that gives it drafts for every request in every round.
     """
 
     num_certain_steps: int

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
-from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.confidence_order import confidence_order
-from sgl_eagle_harness.policies.planned import PlannedPolicy
+from sgl_eagle_harness.policies.planned import plans
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 
 
@@ -38,7 +36,7 @@ def open_decisions(policy: SpecPolicy, batch_size: int | None = None) -> OpenDec
         settled before it starts.
     """
     limits = policy.limits
-    if limits is not None and _plans(policy):
+    if limits is not None and plans(policy):
         return OpenDecisions(num_certain_steps=limits.num_steps - 1, chooses_tree=False)
     order = confidence_order(policy, batch_size)
     if order is None:
@@ -58,7 +56,7 @@ def decides_nothing(policy: SpecPolicy) -> bool:
         True if its draft steps and verified nodes follow from confidences alone.
     """
     limits = policy.limits
-    if limits is None or _plans(policy):
+    if limits is None or plans(policy):
         return False
     nothing = OpenDecisions(num_certain_steps=limits.num_steps - 1, chooses_tree=False)
     return open_decisions(policy) == nothing
@@ -73,8 +71,19 @@ def may_decide_nothing(policy: SpecPolicy) -> bool:
     Returns:
         True also for policies that settle each round before it starts.
     """
-    return decides_nothing(policy) or _plans(policy)
+    return decides_nothing(policy) or plans(policy)
 
 
-def _plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:
-    return fulfils(policy, PlannedPolicy)
+def settled_tier(policy: SpecPolicy) -> bool | None:
+    """What every request does under a policy that never looks at any.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True if all requests draft in every round, False if none ever does, None if the policy must
+        be asked.
+    """
+    if policy.limits is None:
+        return False
+    return True if decides_nothing(policy) else None

@@ -47,10 +47,18 @@ def policy_of_round(policy: SpecPolicy, batch: BatchContext) -> SpecPolicy:
     Returns:
         The policy itself unless it plans.
     """
-    if not _plans(policy):
+    if not plans(policy):
         return policy
     return policy.policy_of(policy.round_shape(batch))
 
 
-def _plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:
+def plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:
+    """Whether a policy settles whole rounds.
+
+    Args:
+        policy: Any policy.
+
+    Returns:
+        True if it is a `PlannedPolicy`.
+    """
     return fulfils(policy, PlannedPolicy)

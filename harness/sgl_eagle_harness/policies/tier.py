@@ -74,7 +74,7 @@ class SpeculationTier:
             Whether to speculate.
         """
         if not isinstance(policy, TieredPolicy):
-            return self._enter(bool(policy.should_speculate(batch)[0]))
+            return self.enter(bool(policy.should_speculate(batch)[0]))
         speculate_value, plain_value = policy.tier_values(batch)
         return self.choose_by_value(float(speculate_value[0]), float(plain_value[0]), policy.tier)
 
@@ -93,13 +93,21 @@ class SpeculationTier:
         """
         rise = speculate_value - plain_value
         if self.speculates is None:
-            return self._enter(rise > 0)
+            return self.enter(rise > 0)
         may_change = self.dwell_steps >= config.min_dwell_steps
         threshold = -config.margin_tok if self.speculates else config.margin_tok
         wanted = rise > threshold
-        return self._enter(wanted if may_change else self.speculates)
+        return self.enter(wanted if may_change else self.speculates)
 
-    def _enter(self, speculates: bool) -> bool:
+    def enter(self, speculates: bool) -> bool:
+        """Count a step in a tier that somebody else has chosen.
+
+        Args:
+            speculates: The tier.
+
+        Returns:
+            The same.
+        """
         if speculates == self.speculates:
             self.dwell_steps += 1
         else:
@@ -107,6 +115,14 @@ class SpeculationTier:
             self.speculates = speculates
             self.dwell_steps = 1
         return speculates
+
+    def stay(self, num_steps: int) -> None:
+        """Count steps in the tier that was entered last.
+
+        Args:
+            num_steps: How many.
+        """
+        self.dwell_steps += num_steps
 
 
 def choose_rows(
@@ -125,7 +141,7 @@ def choose_rows(
     if not _is_tiered(policy):
         chosen = policy.should_speculate(batch)
         for tier, row in zip(tiers, chosen.tolist(), strict=True):
-            tier._enter(row)
+            tier.enter(row)
         return chosen
     values = zip(tiers, *policy.tier_values(batch), strict=True)
     return np.array(

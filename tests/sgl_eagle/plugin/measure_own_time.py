@@ -21,7 +21,7 @@ from fake_server import FakeServer, measure
 from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import builtin_plan, builtin_sizes, load_prior
 from sgl_eagle.plugin.draft_backlog import DraftBacklog
-from sgl_eagle.plugin.foreseen_rounds import LateTrees
+from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, LateTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
@@ -106,12 +106,12 @@ def measure_round(batch_size, *, learns):
         model_config=SimpleNamespace(context_len=4096),
     )
     backlog, tiers = DraftBacklog(num_rows=256, window=8), RequestTiers()
-    transfer = HostTransfer("cpu", 1)
+    transfer = HostTransfer("cpu", MAILS_KEPT)
     mails = [random_mail(batch_size, rng) for _ in range(8)]
     times = {"decide": [], "look": []}
     for index in range(NUM_ROUNDS):
         layout, mail = mails[index % len(mails)]
-        transfer.begin(0, mail)
+        transfer.begin(index % MAILS_KEPT, mail)
         # One token to four: three drafts kept at most, none in a fourth of the rows.
         emitted = [[101, 102, 103, 104][: 1 + (index + row) % 4] for row in range(batch_size)]
         result, kept = make_result(emitted), [len(row) - 1 for row in emitted]
@@ -122,7 +122,7 @@ def measure_round(batch_size, *, learns):
         confidence_order(choice.policy, batch_size)
         assert decides_nothing(choice.policy)
         decided = time.thread_time()
-        observer.drafted(LateTrees(transfer, 0, layout, choice.policy.limits))
+        observer.drafted(LateTrees(transfer, index % MAILS_KEPT, layout, choice.policy.limits))
         observer.launched(requests, result)
         observer.completed(kept)
         looked = time.thread_time()

@@ -249,7 +249,7 @@ def finished(requests, drafted):
     return FinishedStep(
         requests=requests,
         counted=np.ones(len(requests), np.bool_),
-        drafted=drafted,
+        noted=drafted,
         kept=[0] * len(requests),
         result=make_result([[1]] * len(requests)),
         elapsed_us=None,

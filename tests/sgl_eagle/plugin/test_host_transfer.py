@@ -50,6 +50,21 @@ def test_slots_keep_what_the_device_held_when_their_copies_began(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_slot_takes_batches_of_any_size(device):
+    import torch
+
+    from sgl_eagle.plugin.host_transfer import HostTransfer
+
+    transfer = HostTransfer(device, 2)
+    for num_rows in (2, 2, 1, 5, 2):
+        tensor = torch.arange(3 * num_rows, dtype=torch.int32, device=device).view(num_rows, 3)
+        transfer.post(0, tensor)
+        transfer.begin(1, tensor)
+        transfer.wait(1)  # so that what was posted before has arrived too
+        assert transfer.read(0).tolist() == tensor.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_what_was_fetched_belongs_to_the_caller(device):
     import torch
 

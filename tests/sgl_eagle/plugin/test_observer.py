@@ -23,6 +23,7 @@ class Recorder:
         self.steps, self.forgotten, self.nodes, self.rows = [], [], [], []
 
     def observe(self, step):
+        assert len(step.emitted)  # looked at now, since the result goes
         self.steps.append(step)
 
     def forget(self, rid):

@@ -1,4 +1,4 @@
-"""One runtime state a verify size: prepared once, active for a round, SGLang's own put back."""
+"""One runtime state a verify size: prepared once, active until another is or SGLang prefills."""
 
 from types import SimpleNamespace
 
@@ -64,23 +64,40 @@ def test_every_size_but_the_limit_is_captured_largest_first(built):
     assert [states.size_for(nodes) for nodes in range(1, LIMIT + 1)] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_size_is_active_for_as_long_as_the_round(built, fails):
+def test_a_size_is_active_until_another_is_or_sglang_prefills(built):
     worker = make_worker()
     states = make_states(worker, (1, LIMIT))
-    try:
-        with states.active(1):
-            assert worker.graphs == "graphs of 1"
-            assert worker.draft_worker.speculative_num_draft_tokens == 1
-            if fails:
-                raise LookupError
-    except LookupError:
-        pass
-    assert worker.graphs == "SGLang's"
-    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    with states.active(1):
+        assert worker.graphs == "graphs of 1"
+        assert worker.draft_worker.speculative_num_draft_tokens == 1
+    assert worker.graphs == "graphs of 1"
+    assert worker.draft_worker.speculative_num_draft_tokens == 1
     with states.active(LIMIT):
         assert worker.graphs == "SGLang's"
+        assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    with states.active(1):
+        assert worker.graphs == "graphs of 1"
+    states.rest()
+    assert worker.graphs == "SGLang's"
+    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert built == [1]
+
+
+@pytest.mark.usefixtures("built")
+def test_a_round_like_the_one_before_switches_nothing(monkeypatch):
+    from sgl_eagle.plugin import compat_graphs
+
+    worker, applied = make_worker(), []
+    states = make_states(worker, (1, 4, LIMIT))
+    monkeypatch.setattr(
+        compat_graphs, "apply_verify_state", lambda _, graphs: applied.append(graphs)
+    )
+    for size in (4, 4, 1, 4):
+        with states.active(size):
+            pass
+    states.rest()
+    states.rest()
+    assert applied == ["graphs of 4", "graphs of 1", "graphs of 4", "SGLang's"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +113,7 @@ def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps
     with states.plain():
         assert worker.graphs == graphs
         assert worker.draft_worker.speculative_num_draft_tokens == 1
+    states.rest()
     assert worker.graphs == "SGLang's"
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert built == [1]
@@ -117,6 +135,7 @@ def test_without_graphs_only_the_size_changes(built, is_hybrid):
     with states.plain():
         assert worker.draft_worker.speculative_num_draft_tokens == 1
         assert attention.speculative_num_draft_tokens == 1
+    states.rest()
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert attention.speculative_num_draft_tokens == LIMIT
     assert built == []
@@ -128,6 +147,12 @@ def test_a_size_that_was_not_captured_is_verified_without_graphs(built):
     states = make_states(worker, (4, LIMIT))
     with states.active(1):
         assert attention.speculative_num_draft_tokens == 1
+    with states.active(4):
+        assert worker.graphs == "graphs of 4"
+        assert attention.speculative_num_draft_tokens == LIMIT
+    with states.active(1):
+        assert worker.graphs == "SGLang's"
+    states.rest()
     assert attention.speculative_num_draft_tokens == LIMIT
     assert worker.graphs == "SGLang's"
     assert built == [4]
