@@ -65,6 +65,7 @@ class DraftGraphs:
         self._steps: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._forward_batches: dict[int, Any] = {}
         self._trees: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, TreeTensors]] = {}
+        self._trees_of: dict[tuple[int, int], TreeTensors] = {}
         self._size = 0
         self._rows: dict[int, DraftBuffers] = {}
         self._batch: Any = None
@@ -189,8 +190,12 @@ class DraftGraphs:
         del layout
         graph, trees = self._trees[self._size, num_draft_tokens]
         graph.replay()
-        num_rows = len(self._batch.seq_lens)
-        return TreeTensors(numbers=trees.numbers[:, :num_rows], mask=trees.mask)
+        key = len(self._batch.seq_lens), num_draft_tokens
+        rows = self._trees_of.get(key)
+        if rows is None:
+            rows = TreeTensors(numbers=trees.numbers[:, : key[0]], mask=trees.mask)
+            self._trees_of[key] = rows
+        return rows
 
     def _first(self, num_rows: int) -> DraftBuffers:
         # Kept: a round would make a dozen views.

@@ -81,7 +81,7 @@ class RoundClock:
         """
         stage = self._stages.get(name)
         if stage is None:
-            stage = self._stages[name] = _OpenStage(self)
+            stage = self._stages[name] = _OpenStage(self, name)
         return stage
 
     def end_round(self, num_rows: int) -> None:
@@ -104,8 +104,7 @@ class RoundClock:
         """
         if self._round_ct < min_rounds:
             return None
-        if self._open:
-            self._open[-1].stop()
+        self._switch()
         stage_us = {name: 1e6 * stage.take() for name, stage in self._stages.items()}
         times = RoundTimes(round_ct=self._round_ct, row_ct=self._row_ct, stage_us=stage_us)
         self._round_ct = self._row_ct = 0
@@ -117,39 +116,34 @@ class RoundClock:
         Returns:
             Microseconds of each stage.
         """
-        return {name: 1e6 * stage.total_seconds for name, stage in sorted(self._stages.items())}
+        return {
+            name: 1e6 * (stage.taken_seconds + stage.seconds)
+            for name, stage in sorted(self._stages.items())
+        }
+
+    def _switch(self) -> None:
+        now = self._now()
+        if self._open:
+            self._open[-1].seconds += now - self._since
+        self._since = now
 
 
 class _OpenStage:
     # A class, since a generator would take as long as what some stages count.
-    __slots__ = ("_clock", "_seconds", "_taken_seconds")
+    __slots__ = ("_clock", "name", "seconds", "taken_seconds")
 
-    def __init__(self, clock: RoundClock) -> None:
-        self._clock = clock
-        self._seconds = self._taken_seconds = 0.0
-
-    @property
-    def total_seconds(self) -> float:
-        return self._taken_seconds + self._seconds
+    def __init__(self, clock: RoundClock, name: Stage) -> None:
+        self._clock, self.name = clock, name
+        self.seconds = self.taken_seconds = 0.0
 
     def take(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
-        self._taken_seconds += seconds
+        seconds, self.seconds = self.seconds, 0.0
+        self.taken_seconds += seconds
         return seconds
 
-    def stop(self) -> None:
-        clock = self._clock
-        now = clock._now()
-        self._seconds += now - clock._since
-        clock._since = now
-
     def __enter__(self) -> None:
-        clock = self._clock
-        if clock._open:
-            clock._open[-1].stop()
-        else:
-            clock._since = clock._now()
-        clock._open.append(self)
+        self._clock._switch()
+        self._clock._open.append(self)
 
     def __exit__(
         self,
@@ -157,5 +151,5 @@ class _OpenStage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        self._clock._switch()
         self._clock._open.pop()

@@ -192,5 +192,5 @@ class RowClock(RoundClock):
     def _switch(self) -> None:
         mark = self._marks.mark()
         if self._open:
-            self._spans.append(_Span(self._num_ended, self._open[-1], self._latest, mark))
+            self._spans.append(_Span(self._num_ended, self._open[-1].name, self._latest, mark))
         self._latest = mark

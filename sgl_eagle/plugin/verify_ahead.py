@@ -65,12 +65,12 @@ def make_verify_input(worker: Any, trees: TreeTensors) -> Any:
     Returns:
         An `EagleVerifyInput`.
     """
-    tokens, positions, index, first_child, next_sibling = trees.numbers.unbind(0)
-    num_draft_tokens = tokens.shape[1]
+    tokens, positions, index, first_child, next_sibling = trees.parts
+    num_draft_tokens = index.shape[1]
     return compat.make_verify_input(
-        draft_token=tokens.flatten(),
+        draft_token=tokens,
         custom_mask=trees.mask,
-        positions=positions.flatten(),
+        positions=positions,
         retrieve_index=index,
         retrieve_next_token=first_child,
         retrieve_next_sibling=next_sibling,

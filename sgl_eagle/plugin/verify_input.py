@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ def _links(parents: IntArray, present: BoolArray) -> tuple[IntArray, IntArray]:
     return first_child, next_sibling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TreeTensors:
     """Packed trees on the device, as SGLang's verification reads them.
 
@@ -164,6 +164,15 @@ class TreeTensors:
 
     numbers: Tensor
     mask: Tensor
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Tokens and positions, [B * M] each; the rest of `numbers`, [B, M] each; all of them views.
+
+        Kept, since trees that a graph lays out stand where those of the round before did.
+        """
+        tokens, positions, index, first_child, next_sibling = self.numbers.unbind(0)
+        return tokens.view(-1), positions.view(-1), index, first_child, next_sibling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
