@@ -54,6 +54,11 @@ class _AskedProbe(Eagle2Policy):
 class _PlainProbe(Eagle2Policy):
     """Could draft, and never does: the tier of a speculating server that decodes plainly."""
 
+    @property
+    def confidence_order(self) -> ConfidenceOrder:
+        # Without a promise about trees, so that it is asked who drafts.
+        return ConfidenceOrder(num_certain_steps=0)
+
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         return np.zeros(batch.num_rows, np.bool_)
 
