@@ -167,7 +167,7 @@ class TreeTensors:
 
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Tokens and positions, [B * M] each; the rest of `numbers`, [B, M] each; all of them views.
+        """Views of `numbers`: tokens and positions, [B * M] each; the rest, [B, M] each.
 
         Kept, since trees that a graph lays out stand where those of the round before did.
         """
