@@ -3,8 +3,9 @@
 python -m sgl_eagle.plugin.predict_plan --cost COST --serving REPORT [--limits STEPS TOPK TOKENS]
 
 The cost table says how much faster than plain decoding a round is; what plain decoding reaches is
-taken from the report, since a table's times are those of rounds that nothing overlaps with. The
-report's accept lengths are those that the server would learn.
+taken from the report, since a table leaves out what the scheduler does between rounds, and an older
+one holds rounds that nothing overlaps with. The report's accept lengths are those that the server
+would learn. With --times it holds the table's rounds against served ones instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -26,7 +27,7 @@ from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS
 from sgl_eagle_harness.cost_file import load_cost_file
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.policies.plan import PlanPolicy, asking_gain
-from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape
 from sgl_eagle_harness.types import TreeLimits
 
 PLAIN_ENGINES, DRAFTING_ENGINE = ("sgl-plain", "sglang"), "sgl-eagle2"
@@ -72,8 +73,7 @@ def predict(
         Predictions, concurrency ascending.
     """
     plan = builtin_plan(limits, costs, load_prior())
-    engines = {row["engine"] for row in timing}
-    plain_engine = next(engine for engine in PLAIN_ENGINES if engine in engines)
+    plain_engine = _plain_engine(timing)
     for concurrency in sorted({row["concurrency"] for row in timing}):
         plain = _mean(timing, plain_engine, concurrency, "full_tok_per_s")
         drafts = _mean(timing, DRAFTING_ENGINE, concurrency, "tokens_per_verify") - 1
@@ -93,6 +93,52 @@ def predict(
             tok_per_s=plain * float(speed[best] / speed[0]),
             plain_tok_per_s=plain,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRound:
+    """How long a round takes by the table, and took while serving.
+
+    Attributes:
+        concurrency: Requests.
+        shape: Of the round.
+        table_us: By the table; of a plain round, with its share of keeping the draft up to date.
+        served_us: By the report: tokens of a round over tokens per microsecond.
+    """
+
+    concurrency: int
+    shape: RoundShape
+    table_us: float
+    served_us: float
+
+
+def served_rounds(
+    costs: CostTable, timing: list[dict[str, Any]], limits: TreeLimits
+) -> Iterator[ServedRound]:
+    """Compare the table with rounds of the report's plain and EAGLE-2 engines.
+
+    Args:
+        costs: Measured on the same setup.
+        timing: Rows of the report.
+        limits: The server's.
+
+    Yields:
+        Both shapes at every concurrency, ascending.
+    """
+    plan = builtin_plan(limits, costs, load_prior())
+    for concurrency in sorted({row["concurrency"] for row in timing}):
+        table_us = dict(zip(plan.shapes, plan.shape_us(concurrency, TYPICAL_CONTEXT), strict=True))
+        for engine, shape in (
+            (_plain_engine(timing), PLAIN_ROUND),
+            (DRAFTING_ENGINE, DRAFTING_SHAPE),
+        ):
+            tokens = concurrency * _mean(timing, engine, concurrency, "tokens_per_verify")
+            yield ServedRound(
+                concurrency=concurrency,
+                shape=shape,
+                table_us=float(table_us[shape]),
+                served_us=1e6 * tokens / _mean(timing, engine, concurrency, "full_tok_per_s"),
+            )
 
 
 def extends_in_graphs(costs: CostTable) -> CostTable:
@@ -119,6 +165,11 @@ def _with_drafts(plan: PlanPolicy, drafts: float) -> PlanPolicy:
     return replace(plan, expected_drafts=expected)
 
 
+def _plain_engine(timing: list[dict[str, Any]]) -> str:
+    engines = {row["engine"] for row in timing}
+    return next(engine for engine in PLAIN_ENGINES if engine in engines)
+
+
 def _mean(timing: list[dict[str, Any]], engine: str, concurrency: int, name: str) -> float:
     found = [
         float(row[name])
@@ -134,8 +185,23 @@ def _name(shape: RoundShape, topk: int) -> str:
     return f"{shape.num_steps}/{topk}/{shape.num_draft_tokens}"
 
 
+def _describe_times(rounds: Iterable[ServedRound], topk: int) -> str:
+    headers = ["concurrency", "round", "table ms", "served ms", "table / served"]
+    rows = [
+        [
+            str(each.concurrency),
+            _name(each.shape, topk),
+            f"{each.table_us / 1e3:.2f}",
+            f"{each.served_us / 1e3:.2f}",
+            f"{each.table_us / each.served_us:.2f}",
+        ]
+        for each in rounds
+    ]
+    return render_table(headers, rows)
+
+
 def main(arguments: list[str]) -> int:
-    """Print the predictions.
+    """Print the predictions, or the times.
 
     Args:
         arguments: Of the command line.
@@ -159,6 +225,9 @@ def main(arguments: list[str]) -> int:
         default=(DEFAULT_LIMITS.num_steps, DEFAULT_LIMITS.topk, DEFAULT_LIMITS.num_draft_tokens),
         help="of the server (default: %(default)s, as where its three flags are left out)",
     )
+    parser.add_argument(
+        "--times", action="store_true", help="print how long rounds take by the table and served"
+    )
     args = parser.parse_args(arguments)
     num_steps, topk, num_draft_tokens = args.limits
     limits = TreeLimits(num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens)
@@ -166,6 +235,9 @@ def main(arguments: list[str]) -> int:
     if args.extends_in_graphs:
         costs = extends_in_graphs(costs)
     timing = json.loads(args.serving.read_text())["timing"]
+    if args.times:
+        sys.stdout.write(_describe_times(served_rounds(costs, timing, limits), topk) + "\n")
+        return 0
     rows = [
         [
             str(each.concurrency),

@@ -27,6 +27,15 @@ def test_few_requests_are_drafted_for_and_many_are_not(capsys, flags):
         assert (float(accept_length) > 1) == (float(of_plain) > 1) == drafts
 
 
+def test_a_table_of_single_rounds_takes_longer_than_serving_does(capsys):
+    assert main(["--cost", str(COST), "--serving", str(SERVING), "--times"]) == 0
+    _, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows[:2]] == [["1", "plain"], ["1", "5/4/8"]]
+    assert len(rows) == 2 * 5
+    for _, _, table_ms, served_ms, ratio in rows:
+        assert 1 < float(ratio) == pytest.approx(float(table_ms) / float(served_ms), abs=0.01)
+
+
 def test_the_docs_quote_what_larger_limits_would_bring(capsys):
     serving = ROOT / "reports/serving/2026-11-30-h200-inflated-planned.json"
     text = " ".join((ROOT / "docs/sglang.md").read_text().split())
