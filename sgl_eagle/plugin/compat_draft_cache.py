@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,10 +80,45 @@ class _CacheWriting:
         raise _CacheWrittenError
 
 
+@contextlib.contextmanager
+def _without_queries(model: Any) -> Iterator[None]:
+    # Two thirds of the projection's products or more. Where its weight is another matrix than that
+    # of a plain product, queries are computed with the rest.
+    from sglang.srt.layers.linear import QKVParallelLinear
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    plain = [
+        part
+        for part in model.modules()
+        if type(part) is QKVParallelLinear
+        and type(part.quant_method) is UnquantizedLinearMethod
+        and not getattr(part, "use_intel_amx_backend", False)
+        and part.bias is None
+    ]
+    for part in plain:
+        part.forward = _KeysAndValues(part.weight, part.q_proj_shard_size)
+    try:
+        yield
+    finally:
+        for part in plain:
+            del part.forward
+
+
+class _KeysAndValues:
+    def __init__(self, weight: Tensor, num_queries: int) -> None:
+        self._weight, self._num_queries = weight, num_queries
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, None]:
+        projected = x.new_empty(len(x), len(self._weight))  # of queries, whatever was there
+        width = self._num_queries
+        torch.mm(x, self._weight[width:].T, out=projected[:, width:])
+        return projected, None
+
+
 def write_cache(
     draft_worker: Any, *, tokens: Tensor, features: Tensor, positions: Tensor, slots: Tensor
 ) -> bool:
-    """Run the draft as far as its keys and values; what would follow is not launched.
+    """Run the draft as far as its keys and values, without queries and what would follow.
 
     Neither attends a token to another nor needs attention metadata, so a graph may be captured of
     it wherever its arguments are. On several ranks all end at the same place.
@@ -122,7 +159,11 @@ def write_cache(
     )
     backend = _CacheWriting(runner.token_to_kv_pool)
     try:
-        with torch.no_grad(), compat_graphs.attention_context(backend):
+        with (
+            torch.no_grad(),
+            compat_graphs.attention_context(backend),
+            _without_queries(runner.model),
+        ):
             runner.model.forward(tokens, positions, forward_batch)
     except _CacheWrittenError:
         return True
