@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl_eagle_harness.cost_table import CostTable
-from sgl_eagle_harness.types import FloatArray
+from sgl_eagle_harness.types import FloatArray, largest_tree_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def round_shapes(*, num_steps: int, topk: int, sizes: Sequence[int]) -> tuple[Ro
     """
     shapes = [PLAIN_ROUND]
     for depth in range(1, num_steps + 1):
-        largest = 1 + topk + (depth - 1) * topk**2
+        largest = largest_tree_size(num_steps=depth, topk=topk)
         shapes += [RoundShape(depth, size) for size in sizes if 1 < size <= largest]
     return tuple(shapes)
 

@@ -28,6 +28,19 @@ MIN_DRAFT_TOKENS = 2
 """The root and one draft."""
 
 
+def largest_tree_size(*, num_steps: int, topk: int) -> int:
+    """Nodes of the largest tree that can be drafted, root included.
+
+    Args:
+        num_steps: Draft steps, at least 1.
+        topk: Children of every expanded node, and nodes expanded in one step.
+
+    Returns:
+        At least 2.
+    """
+    return 1 + topk + (num_steps - 1) * topk**2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeLimits:
     """Upper limits of one draft tree, in SGLang's terms.
@@ -60,7 +73,7 @@ class TreeLimits:
     @property
     def largest_num_draft_tokens(self) -> int:
         """Nodes that `num_steps` steps of `topk` can draft, root included."""
-        return 1 + self.topk + (self.num_steps - 1) * self.topk**2
+        return largest_tree_size(num_steps=self.num_steps, topk=self.topk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

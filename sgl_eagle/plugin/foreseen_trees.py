@@ -20,6 +20,7 @@ from sgl_eagle_harness.types import (
     Float32Array,
     IntArray,
     TreeLimits,
+    largest_tree_size,
 )
 
 _INFINITE = 0x7F800000
@@ -200,7 +201,7 @@ def _complete(
     frontiers[:, : num_steps - 1, :topk] = _NEGATIVE
     levels = layout.log_prob_bits(bits, num_steps)
     levels[:, :1, :1, :topk] = levels[:, 1:, :topk, :topk] = _INFINITE
-    num_drafted = topk + (num_steps - 1) * topk**2
+    num_drafted = largest_tree_size(num_steps=num_steps, topk=topk) - 1
     num_draft_tokens = 1 + min(num_drafted, limits.num_draft_tokens - 1)
     return bits, np.where(bits == 0, 1, bits), TreeSizes(num_drafted, num_draft_tokens, num_steps)
 

@@ -15,7 +15,7 @@ from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.dense_trace import DenseTrace
 from sgl_eagle_harness.errors import PolicyConfigError
 from sgl_eagle_harness.policies.price import PriceSpec
-from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_harness.types import TreeLimits, largest_tree_size
 
 SizeSet = Literal["every", "sparse", "powers"]
 """Verify sizes on offer up to the largest: all; about 1.3 apart; powers of two. An engine with
@@ -219,7 +219,7 @@ class PointBuilder:
             Stored form of the policy.
         """
         calibration, continuation = self._fit(point.calibration, point.topk)
-        room = 1 + point.topk + (point.num_steps - 1) * point.topk**2
+        room = largest_tree_size(num_steps=point.num_steps, topk=point.topk)
         return PriceSpec(
             num_steps=point.num_steps,
             topk=point.topk,

@@ -29,6 +29,7 @@ from sgl_eagle_harness.types import (
     CandidateTrees,
     IntArray,
     TreeLimits,
+    largest_tree_size,
 )
 from sgl_eagle_tuner.recorded_drafter import RecordedDrafter
 from sgl_eagle_tuner.replay import StepTable, chunk_positions, tokens_left
@@ -55,7 +56,7 @@ def grid_limits(header: TraceHeader, costs: CostTable) -> list[TreeLimits]:
     found = []
     for topk in (beam for beam in header.beams if beam <= widest):
         for num_steps in range(1, header.num_steps + 1):
-            drafted = 1 + topk + (num_steps - 1) * topk**2
+            drafted = largest_tree_size(num_steps=num_steps, topk=topk)
             sizes = (num_steps + 1,) if topk == 1 else GRID_NUM_DRAFT_TOKENS
             found += [
                 TreeLimits(num_steps=num_steps, topk=topk, num_draft_tokens=size)
