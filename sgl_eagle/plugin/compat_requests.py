@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sgl_eagle_harness.shared_rows import same_truth
 from sgl_eagle_harness.types import BoolArray, IntArray
 
 ALL_TOKENS = 1 << 30
@@ -35,10 +36,10 @@ def still_running(requests: Sequence[Any]) -> BoolArray:
         requests: B of SGLang's `Req`.
 
     Returns:
-        [B] bool, the opposite of `is_over`.
+        [B] bool, the opposite of `is_over`; not to be changed.
     """
     over = [request.is_retracted or request.finished() for request in requests]
-    return np.logical_not(over) if True in over else np.ones(len(over), np.bool_)
+    return np.logical_not(over) if True in over else same_truth(True, len(over))
 
 
 def completion_tokens(request: Any, start: int = 0, end: int | None = None) -> IntArray:
@@ -129,11 +130,12 @@ def cached_lengths(batch: Any) -> IntArray:
         [B] int64, at least 1; those of the step before where its result is still on the device.
     """
     if batch.seq_lens_cpu is not None:
-        lengths = np.minimum(batch.seq_lens_cpu.numpy(), batch.model_config.context_len)
-        return np.asarray(lengths, np.int64)
-    # At least 1 also for a retracted request that starts anew.
-    known = [len(each.origin_input_ids) + len(each.output_ids) - 1 or 1 for each in batch.reqs]
-    return np.array(known, np.int64)
+        longest = batch.model_config.context_len
+        lengths = [min(length, longest) for length in batch.seq_lens_cpu.tolist()]
+    else:
+        # At least 1 also for a retracted request that starts anew.
+        lengths = [len(req.origin_input_ids) + len(req.output_ids) - 1 or 1 for req in batch.reqs]
+    return np.array(lengths, np.int64)
 
 
 def sampling_of(request: Any) -> dict[str, float]:

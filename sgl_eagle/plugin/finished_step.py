@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sgl_eagle.plugin.compat_requests import emitted_tokens
+from sgl_eagle_harness.shared_rows import same_count, same_truth
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
 
 STEPS_LOOKED_AT_TOGETHER = 16
@@ -212,26 +213,26 @@ class FinishedStep:
     def speculating(self) -> BoolArray:
         """[B] bool, whether the policy wanted drafts."""
         if self.drafted is None:
-            return np.zeros(self.batch_size, np.bool_)
+            return same_truth(False, self.batch_size)
         return self.drafted.speculating
 
     @property
     def num_draft_tokens(self) -> IntArray:
         """[B] int64, nodes verified, root included, padding excluded."""
         if self.drafted is None:
-            return np.ones(self.batch_size, np.int64)
+            return same_count(1, self.batch_size)
         return self.drafted.num_draft_tokens
 
     @property
     def num_drafted(self) -> IntArray:
         """[B] int64, nodes drafted, root excluded."""
         if self.drafted is None:
-            return np.zeros(self.batch_size, np.int64)
+            return same_count(0, self.batch_size)
         return self.drafted.num_drafted
 
     @property
     def depths(self) -> IntArray:
         """[B] int64, levels drafted; 0 is plain decoding."""
         if self.drafted is None:
-            return np.zeros(self.batch_size, np.int64)
+            return same_count(0, self.batch_size)
         return self.drafted.depths

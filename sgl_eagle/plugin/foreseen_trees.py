@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sgl_eagle.plugin.finished_step import TreeSizes
 from sgl_eagle.plugin.round_mail import RoundMail
+from sgl_eagle_harness.shared_rows import same_count, same_truth
 from sgl_eagle_harness.tree_build import select_rerank
 from sgl_eagle_harness.types import (
     NO_NODE,
@@ -71,7 +72,7 @@ class ForeseenTrees:
     @property
     def speculating(self) -> BoolArray:
         """[B] bool: everyone."""
-        return np.ones(len(self.mail), np.bool_)
+        return same_truth(True, len(self.mail))
 
     @property
     def num_drafted(self) -> IntArray:
@@ -103,7 +104,7 @@ class ForeseenTrees:
     @cached_property
     def _sizes(self) -> _Sizes:
         if self.common_sizes is not None:
-            return _alike(len(self.mail), self.common_sizes)
+            return _Sizes(*(same_count(size, len(self.mail)) for size in self.common_sizes))
         valid = self.trees.valid
         drafted = np.asarray(valid.sum(axis=1))
         depths = np.asarray((valid * self.trees.depths).max(axis=1, initial=0))
@@ -204,15 +205,6 @@ def _complete(
     num_drafted = largest_tree_size(num_steps=num_steps, topk=topk) - 1
     num_draft_tokens = 1 + min(num_drafted, limits.num_draft_tokens - 1)
     return bits, np.where(bits == 0, 1, bits), TreeSizes(num_drafted, num_draft_tokens, num_steps)
-
-
-@lru_cache
-def _alike(num_rows: int, sizes: TreeSizes) -> _Sizes:
-    # Whoever asks shares them.
-    arrays = [np.full(num_rows, size) for size in sizes]
-    for array in arrays:
-        array.flags.writeable = False
-    return _Sizes(*arrays)
 
 
 @lru_cache

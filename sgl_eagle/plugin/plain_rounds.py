@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sgl_eagle.plugin import compat, compat_draft_cache, compat_plain
@@ -13,6 +12,7 @@ from sgl_eagle.plugin.cache_writer import CacheWriter, make_cache_writer
 from sgl_eagle.plugin.draft_backlog import DraftBacklog
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.runtime_states import RuntimeStates
+from sgl_eagle_harness.shared_rows import same_count
 from sgl_eagle_harness.types import IntArray
 
 
@@ -72,7 +72,7 @@ class PlainRounds:
             [B] int64.
         """
         if self._backlog is None or self._backlog.is_empty:
-            return np.zeros(len(names), np.int64)
+            return same_count(0, len(names))
         return self._backlog.counts(names)
 
     def forget(self, names: Sequence[str] | None = None) -> None:

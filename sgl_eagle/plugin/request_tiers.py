@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
-
-import numpy as np
 
 from sgl_eagle.plugin.compat_requests import cached_lengths
 from sgl_eagle_harness.policies.open_decisions import settled_tier
 from sgl_eagle_harness.policies.planned import plans
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
+from sgl_eagle_harness.shared_rows import same_count, same_truth
 from sgl_eagle_harness.types import BatchContext, BoolArray, IntArray
 
 
@@ -88,7 +87,7 @@ class RequestTiers:
         settled = self._settled(policy)
         if settled is not None:
             self._enter_all(settled)
-            speculating = _alike(len(names), settled)
+            speculating = same_truth(settled, len(names))
             return TierChoice(
                 policy=policy, speculating=speculating, everyone=settled, anyone=settled, look=look
             )
@@ -142,14 +141,10 @@ class RequestTiers:
 
 
 def _look_at(batch: Any, num_unseen: IntArray) -> BatchContext:
+    num_rows = len(num_unseen)
+    is_behind = num_unseen is not same_count(0, num_rows)
     return BatchContext(
-        batch_size=len(num_unseen), context_len=cached_lengths(batch), num_pending=num_unseen + 1
+        batch_size=num_rows,
+        context_len=cached_lengths(batch),
+        num_pending=num_unseen + 1 if is_behind else same_count(1, num_rows),
     )
-
-
-@lru_cache
-def _alike(num_rows: int, speculates: bool) -> BoolArray:
-    # Whoever asks shares it.
-    rows = np.full(num_rows, speculates)
-    rows.flags.writeable = False
-    return rows

@@ -243,7 +243,8 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         else:
             result = self._verify(batch, verify_input, on_publish, grammar_barrier)
         if self._observer is not None:
-            self._observer.switched(self._tiers.take_switch_ct())
+            if switch_ct := self._tiers.take_switch_ct():
+                self._observer.switched(switch_ct)
             self._observer.launched(self._requests, result)
         return result
 

@@ -80,6 +80,10 @@ class PlanPolicy:
     _us: dict[tuple[int, float], FloatArray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _best_shapes: dict[tuple[int, float], RoundShape] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _contexts: tuple[float, float] = field(init=False, repr=False, compare=False)
     _widest: Eagle2Policy = field(init=False, repr=False, compare=False)
     _memo_key: object = field(default_factory=object, init=False, repr=False, compare=False)
 
@@ -89,11 +93,13 @@ class PlanPolicy:
             num_steps=self.num_steps, topk=self.topk, num_draft_tokens=self.verify_sizes[-1]
         )
         shapes = round_shapes(num_steps=self.num_steps, topk=self.topk, sizes=self.verify_sizes)
+        contexts = self.costs.target.context_len
         tokens = shape_tokens(shapes, np.array(self.expected_drafts), self.verify_sizes)
         for name, value in {
             "limits": limits,
             "shapes": shapes,
             "_tokens": tokens,
+            "_contexts": (float(contexts[0]), float(contexts[-1])),
             "_widest": Eagle2Policy(limits=limits),
         }.items():
             object.__setattr__(self, name, value)
@@ -159,11 +165,11 @@ class PlanPolicy:
         Returns:
             The middle between two powers of two, within what was measured.
         """
-        axis = self.costs.target.context_len
-        if not axis[0] <= context_len <= axis[-1]:
+        shortest, longest = self._contexts
+        if not shortest <= context_len <= longest:
             return context_len  # the cost table refuses it
         middle = 0.75 * 2.0 ** int(context_len).bit_length()
-        return float(min(max(middle, axis[0]), axis[-1]))
+        return min(max(middle, shortest), longest)
 
     def round_shape(self, batch: BatchContext) -> RoundShape:
         """The round of a batch whose requests share it.
@@ -250,8 +256,13 @@ class PlanPolicy:
         return select_rerank(trees.path_log_confidence, trees.valid, num_nodes)
 
     def _best(self, batch_size: int, context_len: float) -> RoundShape:
-        speed = self.shape_tok_per_us(batch_size, context_len)
-        return self.shapes[choose_shape(speed, incumbent=None, margin=0.0)]
+        key = (batch_size, self.planned_context(context_len))
+        best = self._best_shapes.get(key)
+        if best is None:
+            speed = self.shape_tok_per_us(*key)
+            best = self.shapes[choose_shape(speed, incumbent=None, margin=0.0)]
+            self._best_shapes[key] = best
+        return best
 
     def _row_shapes(self, batch: BatchContext) -> tuple[IntArray, IntArray]:
         # [B] levels and [B] nodes verified.
