@@ -250,7 +250,8 @@ def _measure(
     # A rank that gave up earlier than another would leave it waiting within a round.
     profiler = GridProfiler(grid, rounds, now=ranks.clock(time.perf_counter))
     try:
-        with torch.no_grad():  # as SGLang serves; what inference mode allocates, serving may not write
+        # As SGLang serves; what inference mode allocates, serving may not write.
+        with torch.no_grad():
             table = profiler.measure(setup)
             exchange_us = rounds.exchange_us()
     finally:
