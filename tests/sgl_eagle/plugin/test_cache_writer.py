@@ -9,19 +9,24 @@ pytestmark = pytest.mark.reference
 
 WINDOW, NUM_ROWS, LONGEST = 4, 6, 20
 SIZES = [1, 3]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture
-def rounds(monkeypatch):
+@pytest.fixture(params=DEVICES)
+def rounds(monkeypatch, request):
     """A backlog, and a draft whose cache notes which token, feature and position it was given."""
+    import round_graphs
     import torch
 
     from sgl_eagle.plugin import compat_draft_cache, compat_graphs
     from sgl_eagle.plugin.draft_backlog import DraftBacklog
 
+    device = torch.device(request.param)
+    slots = 1 + torch.randperm((NUM_ROWS - 1) * LONGEST).view(NUM_ROWS - 1, LONGEST)
     table = torch.zeros((NUM_ROWS, LONGEST), dtype=torch.int32)
-    table[1:] = 1 + torch.randperm((NUM_ROWS - 1) * LONGEST).view(NUM_ROWS - 1, LONGEST)
-    cache = torch.zeros(1 + (NUM_ROWS - 1) * LONGEST, 3)
+    table[1:] = slots
+    table = table.to(device)
+    cache = torch.zeros(1 + (NUM_ROWS - 1) * LONGEST, 3, device=device)
 
     def write(worker, *, tokens, features, positions, slots):
         del worker
@@ -30,6 +35,8 @@ def rounds(monkeypatch):
 
     def capture(segment, stream):
         del stream
+        if device.type == "cuda":
+            return round_graphs.capture(segment)
         segment()
         return SimpleNamespace(replay=segment)
 
@@ -38,23 +45,34 @@ def rounds(monkeypatch):
     monkeypatch.setattr(compat_graphs, "capture_graph", capture)
     monkeypatch.setattr(compat_graphs, "capturing", contextlib.nullcontext)
     monkeypatch.setattr(compat_graphs, "captured_batch_sizes", lambda _: SIZES)
-    backlog = DraftBacklog(
-        num_rows=NUM_ROWS, window=WINDOW, features=(1, torch.float32, torch.device("cpu"))
-    )
+    backlog = DraftBacklog(num_rows=NUM_ROWS, window=WINDOW, features=(1, torch.float32, device))
     model = SimpleNamespace()
     worker = SimpleNamespace(
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         draft_runner=SimpleNamespace(model=model),
     )
 
+    def make_batch(rows, lengths):
+        return SimpleNamespace(
+            req_pool_indices=torch.tensor(rows, device=device),
+            seq_lens=torch.tensor(lengths, device=device),
+        )
+
     def decode(rows, lengths):
-        rows, lengths = torch.tensor(rows), torch.tensor(lengths)
+        rows, lengths = torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
         tokens = 100 * rows + lengths
         features = tokens[:, None] / 8
         names = [str(row) for row in rows.tolist()]
         backlog.add(names, rows=rows, lengths=lengths, tokens=tokens, features=features)
 
-    return SimpleNamespace(backlog=backlog, worker=worker, cache=cache, table=table, decode=decode)
+    return SimpleNamespace(
+        backlog=backlog,
+        worker=worker,
+        cache=cache,
+        table=table,
+        decode=decode,
+        make_batch=make_batch,
+    )
 
 
 def written(rounds, row):
@@ -83,8 +101,7 @@ def test_what_is_unseen_and_nothing_else_is_written(rounds, rows, capture):
         rounds.decode(rows, [start + step for start in starts])
     lengths = [start + WINDOW + 1 for start in starts]
     counts = [WINDOW - index % 3 for index in range(len(rows))]
-    batch = SimpleNamespace(req_pool_indices=torch.tensor(rows), seq_lens=torch.tensor(lengths))
-    writer.write(batch, torch.tensor(counts))
+    writer.write(rounds.make_batch(rows, lengths), torch.tensor(counts))
     for row, length, count in zip(rows, lengths, counts, strict=True):
         assert written(rounds, row) == list(range(length - count, length))
     for row in set(range(1, NUM_ROWS)) - set(rows):
@@ -100,8 +117,7 @@ def test_a_smaller_batch_does_not_write_for_the_one_before(rounds):
     for rows in ([1, 2, 3], [4, 5]):
         rounds.decode(rows, [7] * len(rows))
         rounds.cache.zero_()
-        lengths = torch.full((len(rows),), 8)
-        batch = SimpleNamespace(req_pool_indices=torch.tensor(rows), seq_lens=lengths)
+        batch = rounds.make_batch(rows, [8] * len(rows))
         writer.write(batch, torch.ones(len(rows), dtype=torch.int64))
         assert [row for row in range(1, NUM_ROWS) if written(rounds, row)] == rows
 
