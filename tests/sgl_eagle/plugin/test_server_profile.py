@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_server import SETUP
 
 from sgl_eagle_harness.types import BatchContext, TreeLimits
 
@@ -40,6 +41,12 @@ class Worker:
     def __init__(self, marks):
         self.marks = marks
         self.rows = []
+        self.grad_modes = set()
+        self.server_args = SimpleNamespace(max_running_requests=4)
+        model_config = SimpleNamespace(context_len=64)
+        self.target_worker = SimpleNamespace(
+            model_runner=SimpleNamespace(model_config=model_config)
+        )
 
     @contextlib.contextmanager
     def probing(self, policy, clock, tiers, *, num_unseen):
@@ -49,6 +56,9 @@ class Worker:
         yield
 
     def forward_batch_generation(self, batch):
+        import torch
+
+        self.grad_modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         row, marks = self.rows[-1], self.marks
         row.append((batch.context_len, self.num_unseen))
         scale = 10 if len(row) == 1 else 1
@@ -79,6 +89,7 @@ def rounds(monkeypatch, request):
 
     marks = Marks(host_runs_ahead=request.param)
     monkeypatch.setattr(compat_profile, "make_decode_batches", make_batches)
+    monkeypatch.setattr(compat_profile, "forget_decode_batches", lambda _: None)
     monkeypatch.setattr(server_profile, "marks_of", lambda _: marks)
     return server_profile.ServerRounds(Worker(marks), LIMITS, window=WINDOW)
 
@@ -136,3 +147,19 @@ def test_probes_draft_as_a_plan_does(num_tokens):
     assert decides_nothing(probe)
     assert probe.should_speculate(batch).all()
     assert not probe_policy(LIMITS, 1).should_speculate(batch).any()
+
+
+@pytest.mark.parametrize("rounds", [True], indirect=True)
+def test_costs_are_measured_in_the_grad_mode_that_serves(rounds):
+    from sgl_eagle.plugin.server_profile import measured_costs
+
+    worker = rounds._worker
+    ranks = SimpleNamespace(leads=True, share_text=lambda _: None, clock=lambda now: now)
+    settings = SimpleNamespace(cost_cache=None)
+    record = measured_costs(worker, LIMITS, (1, 8, 16), settings, setup=SETUP, ranks=ranks)
+    # What inference mode allocates, such as room for mail, serving could not write.
+    assert worker.grad_modes == {(False, False)}
+    table = record.to_table()
+    assert table.rounds_in_a_row
+    assert table.target.us == pytest.approx(np.full((2, 3, 2), 533.0))
+    assert float(table.decode_us(1, 1)) == pytest.approx(533 + 32 / WINDOW)
