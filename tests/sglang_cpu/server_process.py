@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -117,6 +118,19 @@ class ForkServer:
                 env=serving_environment(**variables),
             )
 
+    def with_attention(self, attention: tuple[str, ...]) -> ForkServer:
+        """The same process, whose servers have other attention.
+
+        Args:
+            attention: Flags of its servers.
+
+        Returns:
+            To be left with this one.
+        """
+        other = copy.copy(self)
+        other._attention = attention
+        return other
+
     def close(self) -> None:
         self._process.stdin.close()
         self._process.stdout.close()
@@ -213,11 +227,12 @@ class ForkServer:
         raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{_tail(server.log)}")
 
     def _stop(self, pid: int) -> None:
-        _kill_group(pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while self._exit_code(pid) is None and time.monotonic() < deadline:
-            time.sleep(0.1)
+        # At SIGTERM a server takes the end of its scheduler for a crash, and sleeps five seconds.
         _kill_group(pid, signal.SIGKILL)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._exit_code(pid) is None:
+            assert time.monotonic() < deadline, f"it did not end in {STOP_TIMEOUT_S} s"
+            time.sleep(0.05)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:

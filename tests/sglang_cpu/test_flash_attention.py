@@ -5,7 +5,7 @@ checked alone.
 """
 
 import pytest
-from server_process import COMPLETION_LENGTH, SHORT_CONTEXT, ForkServer
+from server_process import COMPLETION_LENGTH, SHORT_CONTEXT
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -20,11 +20,9 @@ MULTI_STEP = {
 
 
 @pytest.fixture(scope="module")
-def flash_server(tmp_path_factory):
+def flash_server(fork_server):
     """Starts servers whose attention is FlashAttention-3's."""
-    running = ForkServer(tmp_path_factory.mktemp("fork_server") / "log", ATTENTION)
-    yield running
-    running.close()
+    return fork_server.with_attention(ATTENTION)
 
 
 @pytest.mark.parametrize(

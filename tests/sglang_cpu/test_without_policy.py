@@ -26,8 +26,9 @@ def folders(tmp_path_factory):
 def server(fork_server, pair, folders, tmp_path_factory):
     costs, traces = folders
     flags = ("--sgl-eagle-cost-cache", str(costs), "--sgl-eagle-record", str(traces))
+    flags += ("--enable-metrics", "--decode-log-interval", "1")  # looks at the clock in each round
     log = tmp_path_factory.mktemp("server") / "log"
-    with fork_server.serve(pair, log, *LIMITS, *flags, "--enable-metrics") as running:
+    with fork_server.serve(pair, log, *LIMITS, *flags) as running:
         yield running
 
 
