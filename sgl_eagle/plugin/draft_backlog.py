@@ -57,7 +57,8 @@ class DraftBacklog:
         size, dtype, device = features
         self.window = window
         self.device = device
-        self._counts: dict[str, int] = {}
+        self._names: Sequence[str] = ()
+        self._counts = np.zeros(0, np.int64)
         self._num_kept = 0
         shape = (num_rows, window)
         self._tokens = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -72,15 +73,13 @@ class DraftBacklog:
         """How much is kept of some requests; others are forgotten.
 
         Args:
-            names: Of all B requests that decode.
+            names: Of all B requests that decode. Not to be changed afterwards.
 
         Returns:
             [B] int64, at most `window`.
         """
-        if list(self._counts) != list(names):
-            self._counts = {name: self._counts.get(name, 0) for name in names}
-            self._num_kept = sum(self._counts.values())
-        return np.fromiter(self._counts.values(), np.int64, len(names))
+        self._follow(names)
+        return self._counts.copy()
 
     def clear(self, names: Sequence[str]) -> None:
         """Note that the draft has seen everything of some requests.
@@ -88,8 +87,13 @@ class DraftBacklog:
         Args:
             names: Theirs.
         """
-        for name in names:
-            self._num_kept -= self._counts.pop(name, 0)
+        if self._are_followed(names):
+            self._counts.fill(0)
+            self._num_kept = 0
+        else:
+            seen = set(names)
+            self._counts[[name in seen for name in self._names]] = 0
+            self._num_kept = int(self._counts.sum())
 
     def assume(self, names: Sequence[str], num_tokens: int) -> None:
         """Count as kept what was not, of requests that do not exist.
@@ -98,7 +102,8 @@ class DraftBacklog:
             names: Theirs; others are forgotten.
             num_tokens: Of each, less than `window` as long as nothing was ever kept.
         """
-        self._counts = dict.fromkeys(names, num_tokens) if num_tokens else {}
+        self._follow(names)
+        self._counts[:] = num_tokens
         self._num_kept = num_tokens * len(names)
 
     def add(
@@ -113,7 +118,7 @@ class DraftBacklog:
         """Keep what a plain round has decoded; no window may be full.
 
         Args:
-            names: Of the B requests.
+            names: Of all B requests that decode; others are forgotten.
             rows: [B] int64, theirs in SGLang's table of slots.
             lengths: [B] int64, cached tokens before the round.
             tokens: [B], decoded.
@@ -122,9 +127,8 @@ class DraftBacklog:
         places = lengths % self.window
         self._tokens[rows, places] = tokens.to(torch.int64)
         self._features[rows, places] = features
-        counts = self._counts
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
+        self._follow(names)
+        self._counts += 1
         self._num_kept += len(names)
 
     def take(self, rows: Tensor, starts: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -158,3 +162,15 @@ class DraftBacklog:
         last = (lengths - 1)[:, None]
         ages = (last - torch.arange(self.window, device=lengths.device)) % self.window
         return self._tokens[rows], self._features[rows], last - ages
+
+    def _follow(self, names: Sequence[str]) -> None:
+        if self._are_followed(names):
+            return
+        known = dict(zip(self._names, self._counts.tolist(), strict=True))
+        self._names = names
+        self._counts = np.array([known.get(name, 0) for name in names], np.int64)
+        self._num_kept = int(self._counts.sum())
+
+    def _are_followed(self, names: Sequence[str]) -> bool:
+        # Mostly the very list of the round before.
+        return self._names is names or self._names == names
