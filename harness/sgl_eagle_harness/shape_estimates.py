@@ -110,11 +110,11 @@ class DraftYield:
             if not whole.any():
                 break
             inside = (depths[whole] <= depth) & (depths[whole] > 0)
-            rank = inside.cumsum(axis=1)
-            kept = np.where(inside, probs[whole], 0.0)
-            sums = [float(kept[rank <= count].sum()) for count in self._num_drafts]
+            rank = inside.cumsum(axis=1)[inside]
+            by_rank = np.bincount(rank, probs[whole][inside], self._num_drafts[-1] + 1)
+            sums = by_rank.cumsum()[self._num_drafts]
             cells = (depth - 1) * len(sums) + np.arange(len(sums))
-            self._trees.add(cells, np.array(sums), whole.sum() * self._prior[depth - 1])
+            self._trees.add(cells, sums, whole.sum() * self._prior[depth - 1])
 
     def expected_drafts(self) -> FloatArray:
         """The estimate as it stands.

@@ -119,8 +119,9 @@ class NodeLearner:
             self._ended += ((tree.drafted, tree.text()) for tree in ended)
 
     def _follow(self, step: FinishedStep, turn: _Turn) -> None:
-        row = turn.row
-        if step.drafted is None or not (reach := int(step.depths[row])):
+        row, sizes = turn.row, step.common_sizes
+        reach = int(step.depths[row]) if sizes is None else sizes.depth
+        if step.drafted is None or not reach:
             return
         request = step.requests[row]
         self._waiting.append(

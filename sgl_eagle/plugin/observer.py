@@ -22,7 +22,9 @@ from sgl_eagle.plugin.finished_step import (
 )
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle_harness.shared_rows import same_truth
 from sgl_eagle_harness.step_counts import StepCounts
+from sgl_eagle_harness.types import BoolArray
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +121,8 @@ class StepObserver:
         """Note a step.
 
         Args:
-            requests: Of the batch; not to be changed afterwards.
+            requests: Of the batch; the same list in steps of the same requests, and not to be
+                changed afterwards.
             result: SGLang's `GenerationBatchResult`; read once it is on the host.
         """
         self._launched.append(
@@ -156,7 +159,7 @@ class StepObserver:
         self._last_end = now
         step = FinishedStep(
             requests=launched.requests,
-            counted=still_running(launched.requests),
+            counted=self._counted(launched.requests),
             noted=launched.noted,
             kept=kept,
             result=launched.result,
@@ -171,6 +174,13 @@ class StepObserver:
             self._look_at_uncounted()
         if now - self._last_export >= SECONDS_PER_EXPORT:
             self.publish()
+
+    def _counted(self, requests: list[Any]) -> BoolArray:
+        # Under overlap scheduling the step after this one has been launched: of requests that had
+        # ended or were retracted, it is not of the same ones.
+        if self._launched and self._launched[-1].requests is requests:
+            return same_truth(True, len(requests))
+        return still_running(requests)
 
     def finished(self, rid: str) -> None:
         """Note the end of a request.

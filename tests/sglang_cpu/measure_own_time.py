@@ -30,7 +30,7 @@ LINE = re.compile(r"batch (?P<batch>[\d.]+), host us a round: (?P<stages>.*); ow
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--policies", nargs="+", default=["eagle2", "plan", "plain"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     return parser.parse_args()
 
 

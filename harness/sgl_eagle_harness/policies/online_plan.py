@@ -15,7 +15,7 @@ from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
-from sgl_eagle_harness.policies.plan import PlanPolicy
+from sgl_eagle_harness.policies.plan import PlanPolicy, mean_context
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape, choose_shape
 from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
@@ -89,7 +89,6 @@ class OnlinePlanPolicy:
         self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
         self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
         self._index = {shape: index for index, shape in enumerate(plan.shapes)}
-        self._policies = {shape: plan.policy_of(shape) for shape in plan.shapes}
         self._chosen: dict[tuple[_Key, int | None], int] = {}
         self._running: int | None = None
         self._latest: _Key | None = None
@@ -168,7 +167,7 @@ class OnlinePlanPolicy:
             The best shape at this batch size and context; in a few rounds, one that is nearly as
             good and should be known better.
         """
-        key = batch.batch_size, self._plan.planned_context(_mean(batch.context_len))
+        key = batch.batch_size, self._plan.planned_context(mean_context(batch))
         self._latest = key
         self._running = self._choose(key, self._running)
         trial = self._trial
@@ -188,7 +187,7 @@ class OnlinePlanPolicy:
         Returns:
             EAGLE-2 trees of that depth and size, or plain decoding.
         """
-        return self._policies[shape]
+        return self._plan.policy_of(shape)
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:  # noqa: D102  SpecPolicy
         return self._plan.should_speculate(batch)
@@ -257,10 +256,11 @@ class OnlinePlanPolicy:
         for rows in seen.steps:
             if rows.elapsed_us is None or not len(rows.depths):
                 continue
-            num_nodes = int(rows.num_draft_tokens.max())
+            # Of a batch of a few rows NumPy's takes several times as long.
+            num_nodes, depth = max(rows.num_draft_tokens.tolist()), max(rows.depths.tolist())
             # A tree may have fewer nodes than were asked for.
             size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
-            index = self._index.get(RoundShape(int(rows.depths.max()), size))
+            index = self._index.get(RoundShape(depth, size))
             if index is None:
                 continue
             expected_us = float(self._plan.shape_us(rows.batch_size, context_len)[index])
@@ -295,8 +295,3 @@ class OnlinePlanPolicy:
             return None
         self._saved_rounds[place] -= cost_rounds
         return _Trial(key, best)
-
-
-def _mean(lengths: IntArray) -> float:
-    # Of a batch of a few rows NumPy's takes several times as long.
-    return float(sum(lengths.tolist()) / len(lengths))

@@ -8,6 +8,7 @@ EAGLE-2's, which needs no decision, so that an engine can draft and lay it out w
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -180,7 +181,7 @@ class PlanPolicy:
         Returns:
             The shape with the most tokens per second.
         """
-        return self._best(batch.batch_size, float(batch.context_len.mean()))
+        return self._best(batch.batch_size, mean_context(batch))
 
     def policy_of(self, shape: RoundShape) -> SpecPolicy:
         """The policy of rounds of one shape.
@@ -191,12 +192,7 @@ class PlanPolicy:
         Returns:
             EAGLE-2 trees of that depth and size, or plain decoding.
         """
-        if not shape.num_steps:
-            return PlainPolicy()
-        limits = TreeLimits(
-            num_steps=shape.num_steps, topk=self.topk, num_draft_tokens=shape.num_draft_tokens
-        )
-        return Eagle2Policy(limits=limits)
+        return _policy_of(shape, self.topk)
 
     def should_speculate(self, batch: BatchContext) -> BoolArray:
         """Whether drafting pays, each row by its own context.
@@ -275,6 +271,29 @@ class PlanPolicy:
             found = depths[places], sizes[places]
             batch.memo[self._memo_key] = found
         return found
+
+
+def mean_context(batch: BatchContext) -> float:
+    """The context that counts where requests share a round.
+
+    Args:
+        batch: B rows, at least one.
+
+    Returns:
+        Mean of their tokens before the roots.
+    """
+    # Of a batch of a few rows NumPy's takes several times as long.
+    return float(sum(batch.context_len.tolist()) / batch.num_rows)
+
+
+@lru_cache
+def _policy_of(shape: RoundShape, topk: int) -> SpecPolicy:
+    if not shape.num_steps:
+        return PlainPolicy()
+    limits = TreeLimits(
+        num_steps=shape.num_steps, topk=topk, num_draft_tokens=shape.num_draft_tokens
+    )
+    return Eagle2Policy(limits=limits)
 
 
 def asking_gain(plan: PlanPolicy, *, batch_size: int, context_len: float) -> float:

@@ -20,7 +20,6 @@ from fake_server import FakeServer, measure
 
 from sgl_eagle.plugin.accept_alarm import AcceptAlarm
 from sgl_eagle.plugin.builtin_policy import builtin_plan, builtin_sizes, load_prior
-from sgl_eagle.plugin.draft_backlog import DraftBacklog
 from sgl_eagle.plugin.foreseen_rounds import MAILS_KEPT, LateTrees
 from sgl_eagle.plugin.host_transfer import HostTransfer
 from sgl_eagle.plugin.node_learner import NodeLearner
@@ -29,11 +28,10 @@ from sgl_eagle.plugin.profile_grid import ProfileGrid
 from sgl_eagle.plugin.request_tiers import RequestTiers
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
-from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
-from sgl_eagle_harness.policies.open_decisions import decides_nothing
 from sgl_eagle_harness.round_shape import RoundShape
+from sgl_eagle_harness.shared_rows import same_count
 from sgl_eagle_harness.types import TreeLimits
 
 LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
@@ -105,7 +103,7 @@ def measure_round(batch_size, *, learns):
         seq_lens_cpu=torch.full((batch_size,), 300),
         model_config=SimpleNamespace(context_len=4096),
     )
-    backlog, tiers = DraftBacklog(num_rows=256, window=8), RequestTiers()
+    tiers, names = RequestTiers(), [request.rid for request in requests]
     transfer = HostTransfer("cpu", MAILS_KEPT)
     mails = [random_mail(batch_size, rng) for _ in range(8)]
     times = {"decide": [], "look": []}
@@ -116,11 +114,8 @@ def measure_round(batch_size, *, learns):
         emitted = [[101, 102, 103, 104][: 1 + (index + row) % 4] for row in range(batch_size)]
         result, kept = make_result(emitted), [len(row) - 1 for row in emitted]
         started = time.thread_time()
-        names = [request.rid for request in batch.reqs]
-        choice = tiers.choose(policy, batch, names, backlog.counts(names))
-        assert choice.speculating.all()
-        confidence_order(choice.policy, batch_size)
-        assert decides_nothing(choice.policy)
+        choice = tiers.choose(policy, batch, names, same_count(0, batch_size))
+        assert choice.everyone
         decided = time.thread_time()
         observer.drafted(LateTrees(transfer, index % MAILS_KEPT, layout, choice.policy.limits))
         observer.launched(requests, result)

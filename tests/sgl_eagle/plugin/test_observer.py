@@ -117,6 +117,20 @@ def test_under_overlap_outcomes_belong_to_the_step_that_was_launched_first():
     assert seen.steps[1].emitted[:, 0].tolist() == [6, 7]
 
 
+def test_requests_that_were_launched_again_have_not_ended():
+    class Unseen(FakeRequest):
+        def finished(self):
+            raise AssertionError("looked at")
+
+    observer, requests = make_observer(), [Unseen("a"), Unseen("b")]
+    for _ in range(2):
+        observer.launched(requests, make_result([[10, 5], [6]]))
+    observer.completed([1, 0])
+    assert (observer.counts.row_ct, observer.counts.correct_ct) == (2, 1)
+    with pytest.raises(AssertionError, match="looked at"):
+        observer.completed([1, 0])  # nothing says so of the newest
+
+
 def test_a_step_that_does_not_fit_is_not_learnt_from(caplog):
     seen = Recorder()
     observer = make_observer(seen)
