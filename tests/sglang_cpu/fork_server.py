@@ -30,6 +30,7 @@ PRELOADED = (
     "sglang.srt.model_loader",
     "sglang.srt.models.llama",
     "sglang.srt.models.llama_eagle3",
+    "sglang.srt.models.registry",
     "sglang.srt.speculative.eagle_worker_v2",
 )
 """What every server imports. The plugin is not here: SGLang itself must find it."""

@@ -48,10 +48,12 @@ class Server:
     Attributes:
         url: Its root.
         log: File with its output.
+        answer_timeout_s: How long clients wait.
     """
 
     url: str
     log: Path
+    answer_timeout_s: float = ANSWER_TIMEOUT_S
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         with self.open(path, body) as response:
@@ -61,7 +63,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers)
-        return urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S)
+        return urllib.request.urlopen(request, timeout=self.answer_timeout_s)
 
     def complete(self, prompt: list[int], **sampling: Any) -> dict[str, Any]:
         parameters = {
@@ -267,6 +269,8 @@ def serving_environment(**variables: str) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        # Healthy is who listens, which they do when all is loaded: a token would take a second.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         **variables,
     }
 
