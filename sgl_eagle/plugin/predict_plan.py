@@ -60,7 +60,11 @@ class Prediction:
 
 
 def predict(
-    costs: CostTable, timing: list[dict[str, Any]], limits: TreeLimits
+    costs: CostTable,
+    timing: list[dict[str, Any]],
+    limits: TreeLimits,
+    *,
+    drafting_engine: str = DRAFTING_ENGINE,
 ) -> Iterator[Prediction]:
     """Predict every concurrency of a report.
 
@@ -68,6 +72,7 @@ def predict(
         costs: Measured on the same setup.
         timing: Rows of the report.
         limits: The server's.
+        drafting_engine: The report's EAGLE-2 engine.
 
     Yields:
         Predictions, concurrency ascending.
@@ -76,7 +81,7 @@ def predict(
     plain_engine = _plain_engine(timing)
     for concurrency in sorted({row["concurrency"] for row in timing}):
         plain = _mean(timing, plain_engine, concurrency, "full_tok_per_s")
-        drafts = _mean(timing, DRAFTING_ENGINE, concurrency, "tokens_per_verify") - 1
+        drafts = _mean(timing, drafting_engine, concurrency, "tokens_per_verify") - 1
         learnt = _with_drafts(plan, drafts)
         speed = learnt.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
         best = int(speed.argmax())
@@ -113,7 +118,11 @@ class ServedRound:
 
 
 def served_rounds(
-    costs: CostTable, timing: list[dict[str, Any]], limits: TreeLimits
+    costs: CostTable,
+    timing: list[dict[str, Any]],
+    limits: TreeLimits,
+    *,
+    drafting_engine: str = DRAFTING_ENGINE,
 ) -> Iterator[ServedRound]:
     """Compare the table with rounds of the report's plain and EAGLE-2 engines.
 
@@ -121,6 +130,7 @@ def served_rounds(
         costs: Measured on the same setup.
         timing: Rows of the report.
         limits: The server's.
+        drafting_engine: The report's EAGLE-2 engine.
 
     Yields:
         Both shapes at every concurrency, ascending.
@@ -130,7 +140,7 @@ def served_rounds(
         table_us = dict(zip(plan.shapes, plan.shape_us(concurrency, TYPICAL_CONTEXT), strict=True))
         for engine, shape in (
             (_plain_engine(timing), PLAIN_ROUND),
-            (DRAFTING_ENGINE, DRAFTING_SHAPE),
+            (drafting_engine, DRAFTING_SHAPE),
         ):
             tokens = concurrency * _mean(timing, engine, concurrency, "tokens_per_verify")
             yield ServedRound(
@@ -226,6 +236,12 @@ def main(arguments: list[str]) -> int:
         help="of the server (default: %(default)s, as where its three flags are left out)",
     )
     parser.add_argument(
+        "--drafting",
+        metavar="ENGINE",
+        default=DRAFTING_ENGINE,
+        help="of the report, drafts EAGLE-2 trees of 5, 4, 8 (default: %(default)s)",
+    )
+    parser.add_argument(
         "--times", action="store_true", help="print how long rounds take by the table and served"
     )
     args = parser.parse_args(arguments)
@@ -236,7 +252,12 @@ def main(arguments: list[str]) -> int:
         costs = extends_in_graphs(costs)
     timing = json.loads(args.serving.read_text())["timing"]
     if args.times:
-        sys.stdout.write(_describe_times(served_rounds(costs, timing, limits), topk) + "\n")
+        sys.stdout.write(
+            _describe_times(
+                served_rounds(costs, timing, limits, drafting_engine=args.drafting), topk
+            )
+            + "\n"
+        )
         return 0
     rows = [
         [
@@ -247,7 +268,7 @@ def main(arguments: list[str]) -> int:
             f"{each.tok_per_s:.0f}",
             f"{each.tok_per_s / each.plain_tok_per_s:.2f}",
         ]
-        for each in predict(costs, timing, limits)
+        for each in predict(costs, timing, limits, drafting_engine=args.drafting)
     ]
     headers = ["concurrency", "first round", "once learnt", "accept length", "tok/s", "of plain"]
     sys.stdout.write(render_table(headers, rows) + "\n")

@@ -36,6 +36,22 @@ def test_a_table_of_single_rounds_takes_longer_than_serving_does(capsys):
         assert 1 < float(ratio) == pytest.approx(float(table_ms) / float(served_ms), abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("backend", "engine"), [("triton", "sgl-eagle2"), ("fa3", "sgl-eagle2@fa3")]
+)
+def test_the_docs_quote_how_near_rows_of_rounds_are_to_served_ones(capsys, backend, engine):
+    cost = ROOT / f"reports/cost/2026-11-30-h200-inflated-rows-{backend}.json"
+    serving = ROOT / "reports/serving/2026-11-30-h200-inflated-rows.json"
+    flags = ["--cost", str(cost), "--serving", str(serving), "--drafting", engine]
+    assert main([*flags, "--times"]) == 0
+    _, _, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    text = (ROOT / "docs/sglang.md").read_text()
+    for kind, is_quoted in (("plain", backend == "triton"), ("5/4/8", True)):
+        cells = [f"{row[2]} / {row[3]}" for row in rows if row[1] == kind]
+        assert (f"| {' | '.join(cells)} |" in text) == is_quoted
+    assert all(0.95 <= float(row[4]) <= 1.05 for row in rows)
+
+
 def test_the_docs_quote_what_larger_limits_would_bring(capsys):
     serving = ROOT / "reports/serving/2026-11-30-h200-inflated-planned.json"
     text = " ".join((ROOT / "docs/sglang.md").read_text().split())
