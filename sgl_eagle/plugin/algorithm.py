@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sgl_eagle.plugin import compat
+from sgl_eagle.plugin import compat, compat_relay
 from sgl_eagle.plugin.policy_source import may_draft
 from sgl_eagle.plugin.server_arguments import resolve_server_args
 from sgl_eagle.plugin.server_flags import ALGORITHM_NAME
@@ -86,7 +86,7 @@ class SglEagleAlgorithm(compat.custom_algorithm_class()):  # type: ignore[misc] 
         Returns:
             SGLang's `FutureMap`.
         """
-        return compat.make_future_map(self, *args, **kwargs)
+        return compat_relay.make_relay(self, *args, **kwargs)
 
 
 def register_algorithm() -> None:

@@ -74,23 +74,6 @@ def custom_algorithm_class() -> Any:
     return CustomSpecAlgo
 
 
-def make_future_map(algorithm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Relay of one step's results to the next under overlap scheduling.
-
-    Args:
-        algorithm: Our algorithm.
-        *args: What the scheduler passed after the device.
-        **kwargs: The same by name.
-
-    Returns:
-        A `FutureMap`.
-    """
-    from sglang.srt.managers.overlap_utils import FutureMap
-
-    device, *rest = args
-    return FutureMap(device, algorithm, *rest, **kwargs)
-
-
 def eagle_worker_class() -> Any:
     """SGLang's own EAGLE worker, whose prefill, draft-extend and memory pools serve here too.
 
