@@ -116,7 +116,7 @@ def cached_length(request: Any) -> int:
     return len(request.origin_input_ids) + len(request.output_ids) - 1
 
 
-def cached_lengths(batch: Any) -> IntArray:
+def cached_lengths(batch: Any) -> list[int]:
     """Tokens before the roots of a batch, as far as the host knows without asking the device.
 
     Under overlap scheduling a request takes part in one more step after its last, which may have
@@ -127,15 +127,13 @@ def cached_lengths(batch: Any) -> IntArray:
         batch: SGLang's `ScheduleBatch` in decode mode.
 
     Returns:
-        [B] int64, at least 1; those of the step before where its result is still on the device.
+        B counts, at least 1; those of the step before where its result is still on the device.
     """
     if batch.seq_lens_cpu is not None:
         longest = batch.model_config.context_len
-        lengths = [min(length, longest) for length in batch.seq_lens_cpu.tolist()]
-    else:
-        # At least 1 also for a retracted request that starts anew.
-        lengths = [len(req.origin_input_ids) + len(req.output_ids) - 1 or 1 for req in batch.reqs]
-    return np.array(lengths, np.int64)
+        return [min(length, longest) for length in batch.seq_lens_cpu.tolist()]
+    # At least 1 also for a retracted request that starts anew.
+    return [len(each.origin_input_ids) + len(each.output_ids) - 1 or 1 for each in batch.reqs]
 
 
 def sampling_of(request: Any) -> dict[str, float]:

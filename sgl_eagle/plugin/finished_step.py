@@ -180,7 +180,9 @@ class FinishedStep:
     @cached_property
     def counted_rows(self) -> slice | IntArray:
         """Indices of the counted rows; a slice where all are, which takes no copy."""
-        return slice(None) if self.counted.all() else np.flatnonzero(self.counted)
+        counted = self.counted
+        everyone = counted is same_truth(True, self.batch_size) or counted.all()
+        return slice(None) if everyone else np.flatnonzero(counted)
 
     @cached_property
     def emitted(self) -> IntArray:

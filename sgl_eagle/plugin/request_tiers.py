@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
+
 from sgl_eagle.plugin.compat_requests import cached_lengths
 from sgl_eagle_harness.policies.open_decisions import settled_tier
-from sgl_eagle_harness.policies.planned import plans
+from sgl_eagle_harness.policies.planned import mean_length, plans
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.shared_rows import same_count, same_truth
@@ -82,8 +84,8 @@ class RequestTiers:
         self._names = names
         look: Callable[[], BatchContext] = partial(_look_at, batch, num_unseen)
         if plans(policy):
-            context = look()
-            policy, look = policy.policy_of(policy.round_shape(context)), lambda: context
+            context_len = mean_length(cached_lengths(batch))
+            policy = policy.policy_of(policy.round_shape(len(names), context_len))
         settled = self._settled(policy)
         if settled is not None:
             self._enter_all(settled)
@@ -145,6 +147,6 @@ def _look_at(batch: Any, num_unseen: IntArray) -> BatchContext:
     is_behind = num_unseen is not same_count(0, num_rows)
     return BatchContext(
         batch_size=num_rows,
-        context_len=cached_lengths(batch),
+        context_len=np.array(cached_lengths(batch), np.int64),
         num_pending=num_unseen + 1 if is_behind else same_count(1, num_rows),
     )

@@ -87,10 +87,10 @@ class _PlannedAlike(_Alike):
         super().__init__(policy, limits, ranks)
         self._planned = planned
 
-    def round_shape(self, batch: BatchContext) -> RoundShape:
+    def round_shape(self, batch_size: int, context_len: float) -> RoundShape:
         numbers = np.empty(2, np.int64)
         if self._ranks.leads:
-            shape = self._planned.round_shape(batch)
+            shape = self._planned.round_shape(batch_size, context_len)
             numbers[:] = shape.num_steps, shape.num_draft_tokens
         num_steps, num_draft_tokens = self._ranks.share(numbers).tolist()
         return RoundShape(num_steps, num_draft_tokens)

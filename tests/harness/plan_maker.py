@@ -7,9 +7,15 @@ from dataclasses import replace
 from cost_maker import make_table
 
 from sgl_eagle_harness.policies.plan import PlanPolicy
+from sgl_eagle_harness.policies.planned import mean_length
 
 SIZES = (1, 2, 4, 8)
 DRAFTS = ((0.0, 0.6, 0.8, 0.8), (0.0, 0.6, 1.1, 1.3), (0.0, 0.6, 1.2, 1.6))
+
+
+def shape_of(plan, batch):
+    """The shape of the next round of a batch."""
+    return plan.round_shape(batch.batch_size, mean_length(batch.context_len.tolist()))
 
 
 def make_plan(**changes) -> PlanPolicy:

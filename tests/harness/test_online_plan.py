@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_maker import make_table
-from plan_maker import make_plan
+from plan_maker import make_plan, shape_of
 from tree_maker import make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap
@@ -48,7 +48,7 @@ def serve(online, *, num_rounds, batch_size=1, correct=2, us_of=None):
     """Shapes of so many rounds whose outcomes the policy is told."""
     shapes = []
     for _ in range(num_rounds):
-        shape = online.round_shape(make_batch(batch_size, batch_size=batch_size))
+        shape = shape_of(online, make_batch(batch_size, batch_size=batch_size))
         shapes.append(shape)
         elapsed_us = None if us_of is None else us_of(shape)
         online.observe_step(
@@ -64,7 +64,7 @@ def test_it_starts_at_the_tables_best_at_every_batch_size_and_follows_it_at_once
     assert online.name == "online-plan-3-3-8"
     for batch_size in (1, 64, 1, 64, 4):
         batch = make_batch(batch_size, batch_size=batch_size)
-        assert online.round_shape(batch) == plan.round_shape(batch)
+        assert shape_of(online, batch) == shape_of(plan, batch)
     assert online.running_shape == DEEP
 
 
@@ -86,7 +86,7 @@ def test_a_shape_that_is_nearly_as_good_keeps_running():
     loss = 1 - speed[5][index[best[4]]] / speed[5].max()
     online = make_online()
     batches = {batch: make_batch(batch, batch_size=batch) for batch in speed}
-    shapes = [online.round_shape(batches[batch]) for batch in (4, 5, 4, 5)]
+    shapes = [shape_of(online, batches[batch]) for batch in (4, 5, 4, 5)]
     assert (len(set(shapes)) == 1) == (loss < MARGIN)
     assert loss < MARGIN
 
@@ -189,7 +189,7 @@ def test_trials_of_what_is_worse_than_predicted_cost_little_time():
     correct = np.repeat([1, 2], (26, 38))  # 1.6 a request
     num_tokens, shapes = 0, []
     for _ in range(20_000):
-        shape = online.round_shape(make_batch(64, batch_size=64))
+        shape = shape_of(online, make_batch(64, batch_size=64))
         shapes.append(shape)
         found = correct if shape == tree else np.zeros(64, np.int64)
         num_tokens += 64 + int(found.sum())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from plan_maker import make_plan
+from plan_maker import make_plan, shape_of
 from tree_maker import make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap
@@ -70,7 +70,7 @@ def share_of_best(rng, trees, *, batch_size, wrong_by, num_rounds=3000):
     batch = make_batch(batch_size, batch_size=batch_size)
     num_tokens, elapsed, shapes = 0, 0.0, []
     for _ in range(num_rounds):
-        shape = policy.round_shape(batch)
+        shape = shape_of(policy, batch)
         drawn = rng.integers(0, len(trees), batch_size)
         found = np.zeros(batch_size, np.int64)
         if shape.num_steps:

@@ -9,7 +9,7 @@ import pytest
 from cost_maker import make_grid, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_maker import DRAFTS, SIZES, make_plan
+from plan_maker import DRAFTS, SIZES, make_plan, shape_of
 from tree_maker import RandomDrafter, make_batch
 
 from sgl_eagle_harness.draft_loop import grow_trees
@@ -47,13 +47,13 @@ def test_the_plan_worked_out_by_hand():
     assert speed[RoundShape(2, 4)] == pytest.approx(1e6 * 2.1 / (125 + 115 + 1040))
     assert speed[RoundShape(3, 8)] == pytest.approx(1e6 * 2.6 / (125 + 2 * 115 + 1080))
     assert speed[RoundShape(3, 8)] == max(speed.values())  # 1811.8; 2, 8 reaches 1742.4
-    assert plan.round_shape(context_of(100)) == RoundShape(3, 8)
+    assert shape_of(plan, context_of(100)) == RoundShape(3, 8)
     # 64 requests: a pass takes 1000 + 640 n, a draft-extend 120 + 5 * 64, a step 100 + 5 * 3 * 64.
     speed = dict(zip(plan.shapes, 1e6 * plan.shape_tok_per_us(64, 100), strict=True))
     assert speed[PLAIN_ROUND] == pytest.approx(1e6 * 64 / 1640)  # 39,024 tokens a second
     assert speed[RoundShape(1, 2)] == pytest.approx(1e6 * 64 * 1.6 / (440 + 2280))  # 37,647
     assert speed[RoundShape(3, 8)] == pytest.approx(1e6 * 64 * 2.6 / (440 + 2 * 1060 + 6120))
-    assert plan.round_shape(context_of(100, batch_size=64)) == PLAIN_ROUND
+    assert shape_of(plan, context_of(100, batch_size=64)) == PLAIN_ROUND
 
 
 def test_an_engine_that_does_not_draft_ahead_is_asked_after_every_level():
@@ -77,7 +77,7 @@ def test_contexts_of_one_power_of_two_share_a_plan_within_what_was_measured():
     narrow = make_plan(costs=replace(late, target=from_500))
     assert narrow.planned_context(520) == 600
     with pytest.raises(CostTableRangeError, match="context_len"):
-        plan.round_shape(context_of(1001))
+        shape_of(plan, context_of(1001))
 
 
 @settings(deadline=None, max_examples=60)
@@ -93,7 +93,7 @@ def test_no_shape_is_predicted_to_be_faster_than_the_chosen_one(
 ):
     costs = make_table(target=(base, slope), draft=(draft, 1.0), batches=(1, 64))
     plan = make_plan(costs=replace(costs, drafts_ahead=True))
-    shape = plan.round_shape(context_of(context_len, batch_size=batch_size))
+    shape = shape_of(plan, context_of(context_len, batch_size=batch_size))
     speed = plan.shape_tok_per_us(batch_size, context_len)
     assert speed[plan.shapes.index(shape)] == speed.max()
     plain = batch_size / float(costs.decode_us(batch_size, context_len))
@@ -134,7 +134,7 @@ def test_rows_are_drafted_and_verified_as_the_policy_of_their_shape_does(batch_s
     seen = set()
     for row, context in enumerate(contexts):
         alone = context_of(context, batch_size=batch_size)
-        shape = plan.round_shape(alone)
+        shape = shape_of(plan, alone)
         seen.add(shape)
         policy = policy_of_round(plan, alone)
         verified = columns[row][columns[row] != NO_NODE]
@@ -217,6 +217,6 @@ def test_a_stored_plan_is_the_same_plan():
     spec = PlanSpec(num_steps=3, topk=3, verify_sizes=SIZES, expected_drafts=DRAFTS)
     found = PlanSpec.model_validate_json(spec.model_dump_json()).build(plan.costs)
     assert found.name == "plan-3-3-8"
-    assert found.round_shape(context_of(100)) == plan.round_shape(context_of(100))
+    assert shape_of(found, context_of(100)) == shape_of(plan, context_of(100))
     with pytest.raises(PolicyConfigError, match="a plan needs a cost table"):
         spec.build(None)

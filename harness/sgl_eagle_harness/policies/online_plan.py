@@ -15,7 +15,7 @@ from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
-from sgl_eagle_harness.policies.plan import PlanPolicy, mean_context
+from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape, choose_shape
 from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
@@ -157,17 +157,18 @@ class OnlinePlanPolicy:
         context_len = float(axis[0]) if self._latest is None else self._latest[1]
         return float(self.shape_tok_per_us(batch_size, context_len).max())
 
-    def round_shape(self, batch: BatchContext) -> RoundShape:
+    def round_shape(self, batch_size: int, context_len: float) -> RoundShape:
         """What the next round does; asked once a round, since it notes what runs.
 
         Args:
-            batch: B rows, which share the round.
+            batch_size: Requests decoded together, which share the round.
+            context_len: Tokens before their roots, on average.
 
         Returns:
             The best shape at this batch size and context; in a few rounds, one that is nearly as
             good and should be known better.
         """
-        key = batch.batch_size, self._plan.planned_context(mean_context(batch))
+        key = batch_size, self._plan.planned_context(context_len)
         self._latest = key
         self._running = self._choose(key, self._running)
         trial = self._trial

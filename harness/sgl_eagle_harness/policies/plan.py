@@ -81,7 +81,7 @@ class PlanPolicy:
     _us: dict[tuple[int, float], FloatArray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _best_shapes: dict[tuple[int, float], RoundShape] = field(
+    _best: dict[tuple[int, float], RoundShape] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _contexts: tuple[float, float] = field(init=False, repr=False, compare=False)
@@ -172,16 +172,23 @@ class PlanPolicy:
         middle = 0.75 * 2.0 ** int(context_len).bit_length()
         return min(max(middle, shortest), longest)
 
-    def round_shape(self, batch: BatchContext) -> RoundShape:
+    def round_shape(self, batch_size: int, context_len: float) -> RoundShape:
         """The round of a batch whose requests share it.
 
         Args:
-            batch: B rows; their mean context counts.
+            batch_size: Requests decoded together.
+            context_len: Tokens before their roots, on average.
 
         Returns:
             The shape with the most tokens per second.
         """
-        return self._best(batch.batch_size, mean_context(batch))
+        key = (batch_size, self.planned_context(context_len))
+        best = self._best.get(key)
+        if best is None:
+            speed = self.shape_tok_per_us(*key)
+            best = self.shapes[choose_shape(speed, incumbent=None, margin=0.0)]
+            self._best[key] = best
+        return best
 
     def policy_of(self, shape: RoundShape) -> SpecPolicy:
         """The policy of rounds of one shape.
@@ -251,39 +258,17 @@ class PlanPolicy:
         num_nodes = self._row_shapes(batch)[1] - 1
         return select_rerank(trees.path_log_confidence, trees.valid, num_nodes)
 
-    def _best(self, batch_size: int, context_len: float) -> RoundShape:
-        key = (batch_size, self.planned_context(context_len))
-        best = self._best_shapes.get(key)
-        if best is None:
-            speed = self.shape_tok_per_us(*key)
-            best = self.shapes[choose_shape(speed, incumbent=None, margin=0.0)]
-            self._best_shapes[key] = best
-        return best
-
     def _row_shapes(self, batch: BatchContext) -> tuple[IntArray, IntArray]:
         # [B] levels and [B] nodes verified.
         found: tuple[IntArray, IntArray] | None = batch.memo.get(self._memo_key)
         if found is None:
             contexts, places = np.unique(batch.context_len, return_inverse=True)
-            shapes = [self._best(batch.batch_size, float(each)) for each in contexts]
+            shapes = [self.round_shape(batch.batch_size, float(each)) for each in contexts]
             depths = np.array([shape.num_steps for shape in shapes], np.int64)
             sizes = np.array([shape.num_draft_tokens for shape in shapes], np.int64)
             found = depths[places], sizes[places]
             batch.memo[self._memo_key] = found
         return found
-
-
-def mean_context(batch: BatchContext) -> float:
-    """The context that counts where requests share a round.
-
-    Args:
-        batch: B rows, at least one.
-
-    Returns:
-        Mean of their tokens before the roots.
-    """
-    # Of a batch of a few rows NumPy's takes several times as long.
-    return float(sum(batch.context_len.tolist()) / batch.num_rows)
 
 
 @lru_cache

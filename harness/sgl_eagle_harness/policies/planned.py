@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from sgl_eagle_harness.policies.capability import fulfils
@@ -14,11 +15,12 @@ from sgl_eagle_harness.types import BatchContext
 class PlannedPolicy(Protocol):
     """A policy whose rounds wait for nobody: an engine asks it once, and then only the device."""
 
-    def round_shape(self, batch: BatchContext) -> RoundShape:
+    def round_shape(self, batch_size: int, context_len: float) -> RoundShape:
         """What the next round of a batch does; asked once a round.
 
         Args:
-            batch: B rows, which share the round.
+            batch_size: Requests decoded together, which share the round.
+            context_len: Tokens before their roots, on average.
 
         Returns:
             The shape.
@@ -49,7 +51,21 @@ def policy_of_round(policy: SpecPolicy, batch: BatchContext) -> SpecPolicy:
     """
     if not plans(policy):
         return policy
-    return policy.policy_of(policy.round_shape(batch))
+    return policy.policy_of(
+        policy.round_shape(batch.batch_size, mean_length(batch.context_len.tolist()))
+    )
+
+
+def mean_length(lengths: Sequence[int]) -> float:
+    """The context that counts where requests share a round.
+
+    Args:
+        lengths: Tokens before the root of each request, of at least one.
+
+    Returns:
+        Their mean.
+    """
+    return sum(lengths) / len(lengths)
 
 
 def plans(policy: SpecPolicy) -> TypeGuard[PlannedPolicy]:

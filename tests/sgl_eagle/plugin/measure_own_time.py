@@ -46,8 +46,8 @@ class Deepest:
         self._policy = policy
         self.limits = policy.limits
 
-    def round_shape(self, batch):
-        self._policy.round_shape(batch)
+    def round_shape(self, batch_size, context_len):
+        self._policy.round_shape(batch_size, context_len)
         return SHAPE
 
     def policy_of(self, shape):

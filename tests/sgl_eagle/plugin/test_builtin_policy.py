@@ -66,7 +66,7 @@ def test_decisions_that_take_as_long_as_drafts_leave_a_plan(costs):
     assert isinstance(policy, PlannedPolicy)
     assert isinstance(policy, LearningPolicy)
     assert policy.limits == LIMITS
-    assert policy.round_shape(make_batch(1)).num_steps > 1
+    assert policy.round_shape(1, 100.0).num_steps > 1
     assert policy.verify_sizes == builtin_sizes(LIMITS)
 
 
@@ -100,7 +100,7 @@ def test_where_verification_is_dear_it_decodes_plainly(costs):
     steep = replace(costs.target, us=costs.target.us * costs.target.num_tokens[None, :, None] ** 2)
     costs = replace(costs, target=steep)
     policy = choose_builtin(LIMITS, costs, load_prior(), largest_batch=8).policy
-    assert policy.round_shape(make_batch(1)) == PLAIN_ROUND
+    assert policy.round_shape(1, 100.0) == PLAIN_ROUND
 
 
 def test_a_damaged_prior_names_its_file(tmp_path):

@@ -17,6 +17,6 @@ def test_no_request_is_longer_than_the_context_for_which_there_are_costs():
         seq_lens_cpu=torch.tensor([CONTEXT + 3, 7]),
         model_config=SimpleNamespace(context_len=CONTEXT),
     )
-    assert cached_lengths(batch).tolist() == [CONTEXT, 7]
+    assert cached_lengths(batch) == [CONTEXT, 7]
     batch.seq_lens_cpu = None  # the device has them
-    assert cached_lengths(batch).tolist() == [3, 2]
+    assert cached_lengths(batch) == [3, 2]
