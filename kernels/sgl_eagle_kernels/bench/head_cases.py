@@ -27,7 +27,7 @@ from sgl_eagle_kernels.lm_head import reference as head_reference
 TOPK = 8
 HALF_BYTES = 2
 SCALE_BYTES = 4
-MOST_STREAMED = 2  # tokens of a tile
+MOST_STREAMED, LARGEST_STREAMED = 2, 1024  # tokens kept of a tile, and in it
 CANDIDATES = 512
 """C of the two-stage routes, as nearly as tiles of powers of two allow."""
 CLUSTER_SIZE, NUM_CLUSTERS = 128, 8
@@ -266,8 +266,8 @@ def _count_launches(shortlist: Shortlist, num_rows: int, *, quantize: bool) -> i
     # As a test counts them on a GPU that copies tensors.
     if isinstance(shortlist, GlobalTop):
         return 5
-    streams = shortlist.per_tile <= MOST_STREAMED and not quantize
-    return 3 if num_rows == 1 and streams else 4
+    fits = shortlist.per_tile <= MOST_STREAMED and shortlist.tile_size <= LARGEST_STREAMED
+    return 3 if num_rows == 1 and fits and not quantize else 4
 
 
 def _describe(shortlist: Shortlist) -> str:

@@ -179,6 +179,8 @@ def test_a_captured_call_neither_allocates_nor_synchronises(call, shortlist):
         (SHORTLISTS[1], 4),
         (SHORTLISTS[2], 1),
         (SHORTLISTS[3], 1),
+        (LocalTop(tile_size=1024, per_tile=2), 1),
+        (LocalTop(tile_size=2048, per_tile=1), 1),
     ],
 )
 def test_as_many_kernels_run_as_the_benchmark_says(shortlist, num_rows):
@@ -211,19 +213,20 @@ def test_small_kernels_leave_shared_memory_to_the_next(monkeypatch):
     assert (status, percent.value) == (0, launch.CARVEOUT)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("large", ["weight", "up"])
-def test_more_than_two_billion_elements_are_addressed(large):
+def test_more_than_two_billion_elements_are_addressed(large, num_rows):
     num_tokens = 262_144
     hidden, rank = (8200, 16) if large == "weight" else (16, 8200)
     weight = torch.zeros(num_tokens, hidden, dtype=torch.bfloat16, device="cuda")
     up = torch.zeros(num_tokens, rank, dtype=torch.bfloat16, device="cuda")
     weight[-1], up[-1] = 1, 1
     down = torch.ones(rank, hidden, dtype=torch.bfloat16, device="cuda") / hidden
-    x = torch.ones(2, hidden, dtype=torch.bfloat16, device="cuda")
+    x = torch.ones(num_rows, hidden, dtype=torch.bfloat16, device="cuda")
     for shortlist in (GlobalTop(num_candidates=64), LocalTop(tile_size=512, per_tile=1)):
         head = build_two_stage_head(weight, up, down, shortlist)
         found = rank_tokens(x, head, 1)
-        assert found.ids.tolist() == [[num_tokens - 1]] * 2
+        assert found.ids.tolist() == [[num_tokens - 1]] * num_rows
         assert found.is_finite.all()
 
 

@@ -12,6 +12,7 @@ with pytest.MonkeyPatch.context() as environment:
     from sgl_eagle_kernels.lm_head._triton import full as full_kernels
     from sgl_eagle_kernels.lm_head._triton import local as local_kernels
     from sgl_eagle_kernels.lm_head._triton import rank as rank_kernels
+    from sgl_eagle_kernels.lm_head._triton import row as row_kernels
     from sgl_eagle_kernels.lm_head._triton import select as select_kernels
     from sgl_eagle_kernels.lm_head._triton import stage2 as stage2_kernels
     from sgl_eagle_kernels.lm_head._triton import stream as stream_kernels
@@ -264,34 +265,64 @@ def test_streamed_tiles_agree_exactly(head_maker, shortlist, num_rows, rank):
     assert stream_kernels.can_stream(low, head)
     exact = build_like(head, torch.float32)
     wanted = reference.choose_candidates(x.float(), exact)
-    ids, scores, mass, logits = stream_kernels.stream_tiles(low, head, x)
-    assert torch.equal(ids, wanted.ids)
-    assert torch.equal(scores, wanted.scores)
-    torch.testing.assert_close(mass.logsumexp(-1), wanted.dropped_log_mass, rtol=1e-5, atol=1e-4)
+    streamed = [stream_kernels.stream_tiles(low, head)]
     if num_rows == 1:
-        assert torch.equal(logits, stage2_kernels.gather_dot(x, head.weight, ids))
+        assert row_kernels.can_stream_row(low, head)
+        row = row_kernels.stream_row(low, head, x)
+        assert torch.equal(row.logits, stage2_kernels.gather_dot(x, head.weight, row.ids))
+        streamed.append(row[:3])
+    for ids, scores, mass in streamed:
+        assert torch.equal(ids, wanted.ids)
+        assert torch.equal(scores, wanted.scores)
+        dropped = mass.logsumexp(-1)
+        torch.testing.assert_close(dropped, wanted.dropped_log_mass, rtol=1e-5, atol=1e-4)
     expected = reference.two_stage_topk(x.float(), exact, 1)
     found = kernels.two_stage_topk(x, head, 1)
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize(("tokens", "programs"), [(16, 1), (64, 3)])
-def test_a_plan_changes_nothing_but_the_time(head_maker, tokens, programs):
+def test_a_plan_changes_nothing_but_the_time(head_maker, tokens, programs, num_rows):
     head = head_maker(STREAMED[4], rank=24, dtype=torch.float16, device=DEVICE)
-    x = whole_numbers(2).to(DEVICE, torch.float16)
+    x = whole_numbers(num_rows).to(DEVICE, torch.float16)
     plan = stream_kernels.StreamPlan(tokens=tokens, programs=programs)
     found, expected = (kernels.two_stage_topk(x, head, 4, cut) for cut in (plan, None))
     assert torch.equal(found.ids, expected.ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("tile_size", [1, 256, 257, 1000, 1024])
+def test_large_tiles_have_larger_parts_and_as_much_under_way(tile_size):
+    plan = stream_kernels.StreamPlan()
+    fitted = row_kernels.fit_plan(plan, tile_size)
+    assert tile_size <= row_kernels.COLUMNS * fitted.tokens
+    assert (fitted == plan) == (tile_size <= row_kernels.COLUMNS * plan.tokens)
+    assert fitted.shared_bytes(256) == plan.shared_bytes(256)
+    assert fitted.warps * fitted.programs == plan.warps * plan.programs
+
+
+def test_a_tile_too_large_for_the_chip_is_streamed_without_its_scores(head_maker):
+    shortlist = LocalTop(tile_size=1025, per_tile=2, shuffle_seed=2)
+    head = head_maker(
+        shortlist, num_tokens=1100, exact=True, rank=8, dtype=torch.float16, device=DEVICE
+    )
+    x = whole_numbers(1).to(DEVICE, torch.float16)
+    low = torch.nn.functional.linear(x, head.down)
+    assert stream_kernels.can_stream(low, head)
+    assert not row_kernels.can_stream_row(low, head)
+    found, expected = (f(x, head, 4) for f in (kernels.two_stage_topk, reference.two_stage_topk))
+    assert torch.equal(found.ids, expected.ids)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
 @pytest.mark.parametrize("value", [-3.0, 0.0, 3.0])
-def test_streamed_ties_give_the_lowest_ids(value):
+def test_streamed_ties_give_the_lowest_ids(value, num_rows):
     weight = torch.full((203, 8), value, device=DEVICE, dtype=torch.float16)
     down = torch.eye(8, device=DEVICE, dtype=torch.float16)
     head = build_two_stage_head(weight, weight, down, LocalTop(tile_size=40, per_tile=1))
-    x = torch.ones(2, 8, device=DEVICE, dtype=torch.float16)
+    x = torch.ones(num_rows, 8, device=DEVICE, dtype=torch.float16)
     assert stream_kernels.can_stream(x, head)
     found, expected = (f(x, head, 4) for f in (kernels.two_stage_topk, reference.two_stage_topk))
     assert torch.equal(found.ids, expected.ids)
@@ -318,6 +349,26 @@ def test_streamed_rows_that_are_not_finite_are_flagged(head_maker, where, bad):
         assert not found.is_finite.any()
     assert found.ids[1].tolist() == [0, 1]
     assert found.log_probs[1].tolist() == [-torch.inf] * 2
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", ["input", "up", "weight"])
+@pytest.mark.parametrize("shortlist", [STREAMED[2], STREAMED[4]], ids=str)
+def test_one_streamed_row_that_is_not_finite_is_flagged(head_maker, shortlist, where, bad):
+    head = head_maker(shortlist, exact=True, rank=16, dtype=torch.float16, device=DEVICE)
+    x = whole_numbers(1).to(DEVICE, torch.float16)
+    assert row_kernels.can_stream_row(torch.nn.functional.linear(x, head.down), head)
+    assert kernels.two_stage_topk(x, head, 2).is_finite.all()
+    if where == "input":
+        x[0, 5] = bad
+    elif where == "up":
+        head.up[7] = bad
+    else:
+        head.weight[:] = bad
+    found = kernels.two_stage_topk(x, head, 2)
+    assert not found.is_finite.any()
+    assert found.ids.tolist() == [[0, 1]]
+    assert found.log_probs.tolist() == [[-torch.inf] * 2]
 
 
 @pytest.mark.parametrize(("num_rows", "count"), [(1, 5), (2, 700), (3, 64), (40, 300)])

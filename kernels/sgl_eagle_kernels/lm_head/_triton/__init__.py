@@ -12,6 +12,7 @@ from sgl_eagle_kernels.lm_head._triton.groups import score_groups
 from sgl_eagle_kernels.lm_head._triton.local import find_local
 from sgl_eagle_kernels.lm_head._triton.projection import project
 from sgl_eagle_kernels.lm_head._triton.rank import rank_candidates
+from sgl_eagle_kernels.lm_head._triton.row import can_stream_row, stream_row
 from sgl_eagle_kernels.lm_head._triton.select import choose_group_size, select_top
 from sgl_eagle_kernels.lm_head._triton.stage2 import gather_dot
 from sgl_eagle_kernels.lm_head._triton.stream import StreamPlan, can_stream, stream_tiles
@@ -33,10 +34,11 @@ def two_stage_topk(
         The best K tokens of each row.
     """
     x = project(head_input, head)
+    if can_stream_row(x, head, plan):
+        row = stream_row(x, head, head_input, plan)
+        return rank_candidates(row.ids, row.logits, row.scores, row.mass, topk)
     if can_stream(x, head):
-        candidates, scores, mass, logits = stream_tiles(x, head, head_input, plan)
-        if logits is not None:
-            return rank_candidates(candidates, logits, scores, mass, topk)
+        candidates, scores, mass = stream_tiles(x, head, plan)
     else:
         candidates, scores, mass = find_candidates(x, head)
     return rank_listed(head_input, head.weight, candidates, scores, mass, topk)

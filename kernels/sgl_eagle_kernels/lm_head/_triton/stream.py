@@ -38,7 +38,6 @@ from sgl_eagle_kernels.lm_head.head import LocalTop, TwoStageHead
 
 MOST_ROWS = BLOCK_ROWS = 8
 MOST_RANK_BLOCK = 256  # where whole rows fit, parts of `up` are contiguous
-GATHERED_ELEMENTS = 8192  # of the full head, that one program has under way
 ADDRESS_BYTES = 16  # what addresses that the engine is given are multiples of
 LEAST_SHARED_BYTES = 200_000
 """Memory on chip without which `local.py` is used: the parts of all programs fill it."""
@@ -69,15 +68,22 @@ class StreamPlan:
         Returns:
             Bytes, in half precision.
         """
-        return self.programs * (self.stages - 1) * self.tokens * _choose_rank_block(rank) * 4
+        return self.programs * (self.stages - 1) * self.tokens * choose_rank_block(rank) * 4
 
 
 PLAN = StreamPlan()
 """The fastest of `python -m sgl_eagle_kernels.bench --plans` on an H200."""
 
 
-def _choose_rank_block(rank: int) -> int:
-    # Of each of two products.
+def choose_rank_block(rank: int) -> int:
+    """Part of the rank that one of two products multiplies.
+
+    Args:
+        rank: R.
+
+    Returns:
+        A power of two, at least 16.
+    """
     return min(max(32, int(triton.next_power_of_2(rank))), MOST_RANK_BLOCK) // 2
 
 
@@ -132,10 +138,7 @@ def _choose_tokens(
     scores_ptr,
     PER_TILE: tl.constexpr,
 ):
-    # The best tokens of a tile are stored, -1 where there is none. Returned are the memory without
-    # them, and those of the first row.
-    slot = tl.arange(0, PER_TILE)
-    chosen = tl.full((PER_TILE,), -1, tl.int32)
+    # The best tokens of a tile are stored, -1 where there is none; the memory without them remains.
     for pick in tl.static_range(PER_TILE):
         value, token, best, best_token, second = take_best(
             best, best_token, second, second_token, 0, PER_TILE
@@ -144,52 +147,7 @@ def _choose_tokens(
         at = (rows.to(tl.int64) * num_tiles + tile) * PER_TILE + pick
         tl.store(candidates_ptr + at, found.to(tl.int64), mask=rows < num_rows)
         tl.store(scores_ptr + at, value, mask=rows < num_rows)
-        chosen = tl.where(slot == pick, tl.sum(found * (rows == 0), axis=0), chosen)
-    return best, second, chosen
-
-
-@triton.jit
-def _finish_tile(
-    best,
-    second,
-    beyond,
-    rest,
-    chosen,
-    tile,
-    rows,
-    num_rows,
-    num_tiles,
-    mass_ptr,
-    head_input_ptr,
-    weight_ptr,
-    logits_ptr,
-    stride_weight_row,
-    GATHERS: tl.constexpr,
-    PER_TILE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    # Log mass of what a tile drops, and exact logits of the tokens that were chosen in it.
-    if GATHERS:
-        real = chosen >= 0
-        # 64-bit: a large head has more than 2^31 elements.
-        weights = weight_ptr + tl.where(real, chosen, 0).to(tl.int64)[:, None] * stride_weight_row
-        h = tl.arange(0, BLOCK_H)
-        # On their way while the mass is summed.
-        w = tl.load(weights + h[None, :], mask=real[:, None] & (h < HIDDEN)[None, :], other=0.0)
-        x = tl.load(head_input_ptr + h, mask=h < HIDDEN, other=0.0)
-    at = rows.to(tl.int64) * num_tiles + tile
-    tl.store(mass_ptr + at, sum_rest(best, second, beyond, rest, 0), mask=rows < num_rows)
-    if GATHERS:
-        total = tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-        for start in tl.static_range(BLOCK_H, HIDDEN, BLOCK_H):
-            inside = start + h < HIDDEN
-            mask = real[:, None] & inside[None, :]
-            w = tl.load(weights + start + h[None, :], mask=mask, other=0.0)
-            x = tl.load(head_input_ptr + start + h, mask=inside, other=0.0)
-            total += tl.sum(w.to(tl.float32) * x.to(tl.float32)[None, :], axis=1)
-        at = logits_ptr + tile * PER_TILE + tl.arange(0, PER_TILE)
-        tl.store(at, tl.where(real, total, float("-inf")))
+    return best, second
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "num_tiles"])
@@ -197,35 +155,26 @@ def stream_tiles_kernel(
     up_desc,
     x_ptr,
     ids_ptr,
-    head_input_ptr,
-    weight_ptr,
     candidates_ptr,
     scores_ptr,
     mass_ptr,
-    logits_ptr,
     num_rows,
     num_tokens,
     num_tiles,
     stride_x_row,
-    stride_weight_row,
     HAS_IDS: tl.constexpr,
-    GATHERS: tl.constexpr,
     TILE: tl.constexpr,
     PER_TILE: tl.constexpr,
     RANK: tl.constexpr,
-    HIDDEN: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr,
     HINTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The best one or two tokens of every tile for each row, and the log mass of the rest.
 
-    With GATHERS, which is for one row, also the exact logits of what the program has chosen; other
-    programs stream meanwhile. The rank is multiplied in two halves at a time, so that one product
-    need not wait for the other.
+    The rank is multiplied in two halves at a time, so that one product need not wait for the other.
     """
     walker, num_walkers = tl.program_id(0), tl.num_programs(0)
     num_turns = (num_tiles - walker + num_walkers - 1) // num_walkers
@@ -236,7 +185,7 @@ def stream_tiles_kernel(
     _hint_at_ids(ids_ptr, walker, num_walkers, num_turns, num_tokens, TILE, HAS_IDS, HINTS, OVERLAP)
     x = tl.zeros((BLOCK_N, BLOCK_K), x_ptr.dtype.element_ty)
     other_x, nothing = x, tl.zeros((BLOCK_V, BLOCK_N), tl.float32)
-    scores, other, chosen = nothing, nothing, tl.full((PER_TILE,), -1, tl.int32)
+    scores, other = nothing, nothing
     best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
     if k_steps > 1:
         await_inputs(OVERLAP)
@@ -253,13 +202,6 @@ def stream_tiles_kernel(
             # are on their way while the input is still computed.
             await_inputs(OVERLAP)
             x, other_x = _load_halves(x_ptr, rows, 0, num_rows, stride_x_row, RANK, BLOCK_K)
-        if step > 0 and step % tile_steps == 0:
-            _finish_tile(
-                best, second, beyond, rest, chosen, tile - num_walkers, rows, num_rows, num_tiles,
-                mass_ptr, head_input_ptr, weight_ptr, logits_ptr, stride_weight_row,
-                GATHERS, PER_TILE, HIDDEN, BLOCK_H,
-            )  # fmt: skip
-            best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
         first = tile * TILE + part * BLOCK_V
         up, other_up = up_desc.load([first, k]), up_desc.load([first, k + BLOCK_K])
         scores = tl.dot(up, tl.trans(x), acc=scores)
@@ -272,15 +214,14 @@ def stream_tiles_kernel(
             )  # fmt: skip
             scores, other = nothing, nothing
         if step % tile_steps == tile_steps - 1:
-            best, second, chosen = _choose_tokens(
+            best, second = _choose_tokens(
                 best, best_token, second, second_token, tile, rows, num_rows, num_tiles,
                 candidates_ptr, scores_ptr, PER_TILE,
             )  # fmt: skip
-    _finish_tile(
-        best, second, beyond, rest, chosen, walker + (num_turns - 1) * num_walkers, rows,
-        num_rows, num_tiles, mass_ptr, head_input_ptr, weight_ptr, logits_ptr, stride_weight_row,
-        GATHERS, PER_TILE, HIDDEN, BLOCK_H,
-    )  # fmt: skip
+            mass = sum_rest(best, second, beyond, rest, 0)
+            at = rows.to(tl.int64) * num_tiles + tile
+            tl.store(mass_ptr + at, mass, mask=rows < num_rows)
+            best, best_token, second, second_token, beyond, rest = see_nothing(BLOCK_V, BLOCK_N)
 
 
 class StreamedTiles(NamedTuple):
@@ -290,14 +231,11 @@ class StreamedTiles(NamedTuple):
         ids: [N, C] int64, -1 for padding.
         scores: [N, C] float32 low-rank scores of theirs, minus infinity for padding.
         mass: [N, T] float32 log mass dropped in each tile.
-        logits: [N, C] float32 exact logits, minus infinity for padding; None where stage 2 has to
-            compute them.
     """
 
     ids: Tensor
     scores: Tensor
     mass: Tensor
-    logits: Tensor | None
 
 
 def can_stream(x: Tensor, head: TwoStageHead) -> bool:
@@ -326,15 +264,12 @@ def can_stream(x: Tensor, head: TwoStageHead) -> bool:
     )
 
 
-def stream_tiles(
-    x: Tensor, head: TwoStageHead, head_input: Tensor, plan: StreamPlan | None = None
-) -> StreamedTiles:
-    """The best tokens of every tile, and of one row their exact logits, in one launch.
+def stream_tiles(x: Tensor, head: TwoStageHead, plan: StreamPlan | None = None) -> StreamedTiles:
+    """The best tokens of every tile.
 
     Args:
         x: [N, R] contiguous low-rank inputs, for which `can_stream` holds.
         head: Weights.
-        head_input: [N, H] contiguous.
         plan: How the work is cut; None takes `PLAN`.
 
     Returns:
@@ -346,35 +281,41 @@ def stream_tiles(
     tile, per_tile = head.shortlist.tile_size, head.shortlist.per_tile
     num_tiles = triton.cdiv(head.num_tokens, tile)
     device = x.device
-    walkers = min(num_tiles, plan.programs * count_multiprocessors(device))
-    gathers = num_rows == 1
     count = num_tiles * per_tile
     found = StreamedTiles(
         ids=torch.empty(num_rows, count, dtype=torch.int64, device=device),
         scores=torch.empty(num_rows, count, dtype=torch.float32, device=device),
         mass=torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device),
-        logits=torch.empty(1, count, dtype=torch.float32, device=device) if gathers else None,
     )
-    block_k = _choose_rank_block(rank)
-    hidden = head.weight.shape[1]
-    stream_tiles_kernel[walkers,](
+    block_k = choose_rank_block(rank)
+    stream_tiles_kernel[count_walkers(num_tiles, plan, device),](
         TensorDescriptor.from_tensor(head.up, [plan.tokens, block_k]),
-        x, head.ids, head_input, head.weight, *found,
-        num_rows, head.num_tokens, num_tiles,
-        x.stride(0), head.weight.stride(0),
+        x, head.ids, *found,
+        num_rows, head.num_tokens, num_tiles, x.stride(0),
         HAS_IDS=head.ids is not None,
-        GATHERS=gathers,
         TILE=tile,
         PER_TILE=per_tile,
         RANK=rank,
-        HIDDEN=hidden,
         BLOCK_V=plan.tokens,
         BLOCK_K=block_k,
         BLOCK_N=BLOCK_ROWS,
-        BLOCK_H=min(int(triton.next_power_of_2(hidden)), GATHERED_ELEMENTS // per_tile),
         HINTS=32 * plan.warps,
         num_warps=plan.warps,
         num_stages=plan.stages,
         **launch_options(device),
     )  # fmt: skip
     return found
+
+
+def count_walkers(num_tiles: int, plan: StreamPlan, device: torch.device) -> int:
+    """Programs that share the tiles.
+
+    Args:
+        num_tiles: T.
+        plan: How the work is cut.
+        device: Of the tensors.
+
+    Returns:
+        At most one for each tile.
+    """
+    return min(num_tiles, plan.programs * count_multiprocessors(device))
