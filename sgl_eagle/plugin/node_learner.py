@@ -18,6 +18,11 @@ from sgl_eagle_harness.types import IntArray
 STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
 """Trees wait for each other, since to look at one of them takes nearly as long as at all. A lesson
 comes right before every refresh of the policy, which uses no tree before."""
+STEPS_BETWEEN_TREES = 4
+"""Drafted steps of which one tree is followed. What a refresh takes grows with the trees that it
+learns from, and the scheduler waits for it: with a tree of every step 25 to 30 ms of 128 steps of
+7 ms each (H200, 2026-11-30, reports/serving/2026-11-30-h200-inflated-rows.html). Estimates forget
+over thousands of steps, so that the fourth part of their trees tells nearly as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +50,30 @@ class _Turn(NamedTuple):
 
 
 class NodeLearner:
-    """Follows one tree of each step until the text has caught up with it.
+    """Follows one tree of every few steps until the text has caught up with it.
 
     One, in turn, whatever the batch: what learning costs does not grow with the load, and every
     request has its turn.
     """
 
     def __init__(
-        self, policy: LearningPolicy, *, steps_between_lessons: int = STEPS_BETWEEN_LESSONS
+        self,
+        policy: LearningPolicy,
+        *,
+        steps_between_lessons: int = STEPS_BETWEEN_LESSONS,
+        steps_between_trees: int = STEPS_BETWEEN_TREES,
     ) -> None:
         """Start with nothing observed.
 
         Args:
             policy: Learns.
             steps_between_lessons: Steps after which it is told of the trees that are settled.
+            steps_between_trees: Drafted steps of which one tree is followed.
         """
         self._policy = policy
         self._steps_between_lessons = steps_between_lessons
-        self._turn = self._step_ct = 0
+        self._steps_between_trees = steps_between_trees
+        self._drafted_ct = self._step_ct = 0
         self._unseen: list[tuple[FinishedStep, _Turn | None]] = []
         self._waiting: list[_WaitingTree] = []
         self._ended: list[tuple[Drafted, IntArray]] = []
@@ -73,16 +84,21 @@ class NodeLearner:
         Args:
             step: Its tokens have not been added to the requests yet.
         """
-        rows = step.counted_rows
-        candidates = range(step.batch_size) if isinstance(rows, slice) else rows
-        turn = None
-        if step.noted is not None and len(candidates):
-            self._turn += 1
-            row = int(candidates[self._turn % len(candidates)])
-            turn = _Turn(row, completion_length(step.requests[row]))
+        turn = self._next_turn(step) if step.noted is not None else None
         self._unseen.append((step, turn))
         if len(self._unseen) >= min(STEPS_LOOKED_AT_TOGETHER, self._steps_between_lessons):
             self._look()
+
+    def _next_turn(self, step: FinishedStep) -> _Turn | None:
+        self._drafted_ct += 1
+        if self._drafted_ct % self._steps_between_trees:
+            return None
+        rows = step.counted_rows
+        candidates = range(step.batch_size) if isinstance(rows, slice) else rows
+        if not len(candidates):
+            return None
+        row = int(candidates[self._drafted_ct // self._steps_between_trees % len(candidates)])
+        return _Turn(row, completion_length(step.requests[row]))
 
     def _look(self) -> None:
         unseen, self._unseen = self._unseen, []

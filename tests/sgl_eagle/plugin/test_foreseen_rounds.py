@@ -217,7 +217,7 @@ def test_trees_of_many_rounds_are_learnt_from_as_each_alone():
     told = {}
     for together in (True, False):
         policy = told[together] = Told()
-        learner = NodeLearner(policy, steps_between_lessons=len(rounds) + 1)
+        learner = NodeLearner(policy, steps_between_lessons=len(rounds) + 1, steps_between_trees=1)
         for (layout, mail), text in zip(rounds, texts, strict=True):
             drafted = ForeseenTrees(layout=layout, mail=mail, limits=limits)
             if not together:

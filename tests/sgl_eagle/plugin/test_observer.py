@@ -55,6 +55,14 @@ def make_observer(*listeners, now=None, reports=None, dropped_ct=lambda: 0):
     )
 
 
+def make_learner(policy, *, steps_between_lessons, steps_between_trees=1):
+    return NodeLearner(
+        policy,
+        steps_between_lessons=steps_between_lessons,
+        steps_between_trees=steps_between_trees,
+    )
+
+
 def run_step(observer, requests, emitted, drafted=None):
     if drafted is not None:
         observer.drafted(drafted)
@@ -158,7 +166,7 @@ def test_time_between_steps_counts_unless_a_prefill_ran():
 
 def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
     request = FakeRequest("a")
     # Verified: 10, 11 and 20. The target goes on with 11 and then with 31, which was pruned.
     run_step(observer, [request], [[11, 31]], two_level_trees(1))
@@ -178,7 +186,7 @@ def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
 
 def test_what_a_text_does_not_reach_has_no_outcome():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
     request = FakeRequest("a")
     run_step(observer, [request], [[10]], two_level_trees(1, verified=0))
     for _ in range(2):
@@ -190,7 +198,7 @@ def test_what_a_text_does_not_reach_has_no_outcome():
 
 def test_an_aborted_request_is_not_waited_for():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
     request, other = FakeRequest("a"), FakeRequest("b")
     run_step(observer, [request], [[11]], two_level_trees(1))
     run_step(observer, [other], [[5]])
@@ -202,7 +210,7 @@ def test_an_aborted_request_is_not_waited_for():
 
 def test_lessons_come_together_and_are_complete_at_every_refresh():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy, steps_between_lessons=4))
+    observer = make_observer(make_learner(policy, steps_between_lessons=4))
     request, taught = FakeRequest("a"), []
     for _ in range(8):
         run_step(observer, [request], [[11, 31]], two_level_trees(1))
@@ -213,7 +221,7 @@ def test_lessons_come_together_and_are_complete_at_every_refresh():
 
 def test_every_request_has_its_turn():
     policy = Recorder()
-    observer = make_observer(NodeLearner(policy, steps_between_lessons=1))
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
     requests = [FakeRequest(name) for name in "abc"]
     for _ in range(6):
         run_step(observer, requests, [[10, 20], [11, 30], [12, 9]], two_level_trees(3))
@@ -221,6 +229,17 @@ def test_every_request_has_its_turn():
     outcomes = [tuple(accepted) for _, _, accepted in policy.nodes]
     assert len(outcomes) == 6
     assert set(outcomes) == {(1, 0, 1, 0, 0, 0), (0, 1, 0, 0, 1, 0), (0, 0, 0, 0, 0, 0)}
+
+
+def test_a_tree_of_every_few_drafted_steps_is_followed_and_each_request_has_its_turn():
+    policy = Recorder()
+    learner = make_learner(policy, steps_between_lessons=1, steps_between_trees=3)
+    observer, requests = make_observer(learner), [FakeRequest(name) for name in "ab"]
+    for _ in range(6):
+        run_step(observer, requests, [[10, 20], [11, 30]], two_level_trees(2))
+        run_step(observer, requests, [[5], [5]])
+    assert [accepted for _, _, accepted in policy.nodes] == [[0, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0]]
+    assert len(policy.rows) == 12  # what steps yield is learnt from all of them
 
 
 def test_reports_hold_what_happened_since_the_last():
