@@ -253,27 +253,37 @@ class OnlinePlanPolicy:
         if self._latest is None:
             return
         context_len = self._latest[1]
+        known: dict[tuple[int, int, int], tuple[int, float] | None] = {}
         rounds = []
         for rows in seen.steps:
             if rows.elapsed_us is None or not len(rows.depths):
                 continue
             # Of a batch of a few rows NumPy's takes several times as long.
-            num_nodes, depth = max(rows.num_draft_tokens.tolist()), max(rows.depths.tolist())
-            # A tree may have fewer nodes than were asked for.
-            size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
-            index = self._index.get(RoundShape(depth, size))
-            if index is None:
-                continue
-            expected_us = float(self._plan.shape_us(rows.batch_size, context_len)[index])
-            rounds.append(
-                TimedRound(
-                    batch_size=rows.batch_size,
-                    shape=index,
-                    elapsed_us=rows.elapsed_us,
-                    expected_us=expected_us,
+            key = rows.batch_size, max(rows.depths.tolist()), max(rows.num_draft_tokens.tolist())
+            if key not in known:
+                known[key] = self._expected(*key, context_len)
+            if (expected := known[key]) is not None:
+                index, expected_us = expected
+                rounds.append(
+                    TimedRound(
+                        batch_size=rows.batch_size,
+                        shape=index,
+                        elapsed_us=rows.elapsed_us,
+                        expected_us=expected_us,
+                    )
                 )
-            )
         self._times.observe(rounds)
+
+    def _expected(
+        self, batch_size: int, depth: int, num_nodes: int, context_len: float
+    ) -> tuple[int, float] | None:
+        # Index and microseconds of the shape that ran; None of one that is not the plan's. A tree
+        # may have fewer nodes than were asked for.
+        size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
+        index = self._index.get(RoundShape(depth, size))
+        if index is None:
+            return None
+        return index, float(self._plan.shape_us(batch_size, context_len)[index])
 
     def _start_trial(self, key: _Key) -> _Trial | None:
         # Of the shape that is most likely to be better than the one that runs, in spite of all.
