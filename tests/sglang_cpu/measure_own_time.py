@@ -21,7 +21,7 @@ from policy_files import write_policies
 from server_process import STAND_IN_ATTENTION, ForkServer
 
 STAGES = ("decide", "watch")
-PROMPTS_PER_REQUEST = 4
+PROMPTS_PER_REQUEST = 2
 MAX_NEW_TOKENS = 400
 SEED = 5
 LINE = re.compile(r"batch (?P<batch>[\d.]+), host us a round: (?P<stages>.*); own")
