@@ -20,7 +20,7 @@ STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
 comes right before every refresh of the policy, which uses no tree before."""
 STEPS_BETWEEN_TREES = 4
 """Drafted steps of which one tree is followed. What a refresh takes grows with the trees that it
-learns from, and the scheduler waits for it: with a tree of every step 25 to 30 ms of 128 steps of
+learns from, and the scheduler waits for it: with a tree of every step 6 to 8 ms of 128 steps of
 7 ms each (H200, 2026-11-30, reports/serving/2026-11-30-h200-inflated-rows.html). Estimates forget
 over thousands of steps, so that the fourth part of their trees tells nearly as much."""
 
