@@ -17,7 +17,7 @@ from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
 from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.round_shape import RoundShape, choose_shape
+from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape, choose_shape
 from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
 from sgl_eagle_harness.types import (
     BatchContext,
@@ -283,6 +283,9 @@ class OnlinePlanPolicy:
         index = self._index.get(RoundShape(depth, size))
         if index is None:
             return None
+        if not depth:
+            # Rounds are compared by their medians: one in a window catches up, and counts as none.
+            return index, float(self._plan.costs.target.at(batch_size, 1, context_len))
         return index, float(self._plan.shape_us(batch_size, context_len)[index])
 
     def _start_trial(self, key: _Key) -> _Trial | None:
@@ -297,8 +300,9 @@ class OnlinePlanPolicy:
         us = self._plan.shape_us(*key) * self._times.ratios(key[0])
         worst = speed[best] * (1 - doubt[best]) / speed[running]
         cost_rounds = TRIAL_ROUNDS * (us[best] / us[running]) * max(0.0, 1 - worst)
-        if not self._plan.shapes[running].num_steps:
-            # The draft is brought up to date, with as many tokens as are ever extended at once.
+        if PLAIN_ROUND in (self._plan.shapes[best], self._plan.shapes[running]):
+            # Where drafts follow, the draft is brought up to date, with as many tokens as are ever
+            # extended at once.
             extend_us = self._plan.costs.draft_extend_us(key[0], self.verify_sizes[-1], key[1])
             cost_rounds += float(extend_us) / us[running]
         place = self._times.range_of(key[0])
