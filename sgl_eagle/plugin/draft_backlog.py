@@ -67,7 +67,8 @@ class DraftBacklog:
         # What every round launches is compiled before the first: here for a row of padding.
         padding = torch.zeros(1, dtype=torch.int64, device=device)
         nothing = torch.zeros((1, size), dtype=dtype, device=device)
-        self._keep(padding, nothing, rows=padding, lengths=padding)
+        for dtype in (torch.int64, torch.int32):  # SGLang's greedy and sampled tokens
+            self._keep(padding.to(dtype), nothing, rows=padding, lengths=padding)
 
     @property
     def is_empty(self) -> bool:
