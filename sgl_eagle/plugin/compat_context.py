@@ -22,13 +22,13 @@ def widen_token_table() -> None:
     """
     from sglang.srt.mem_cache import kv_cache_configurator as configurator
 
-    if getattr(configurator.get_req_to_token_extra_context_len, "func", None) is not _row_overhang:
+    if getattr(configurator.get_req_to_token_extra_context_len, "func", None) is not _wide_enough:
         configurator.get_req_to_token_extra_context_len = functools.partial(
-            _row_overhang, configurator.get_req_to_token_extra_context_len
+            _wide_enough, configurator.get_req_to_token_extra_context_len
         )
 
 
-def _row_overhang(original: Callable[..., int], *args: Any) -> int:
+def _wide_enough(original: Callable[..., int], *args: Any) -> int:
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 
     reserved: int = get_alloc_reserve_per_decode(*args)  # 0.5.17 passes the server's arguments

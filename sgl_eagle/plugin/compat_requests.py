@@ -104,18 +104,6 @@ def prompt_length(request: Any) -> int:
     return len(request.origin_input_ids)
 
 
-def cached_length(request: Any) -> int:
-    """Tokens before the root of the step whose result is being processed.
-
-    Args:
-        request: SGLang's `Req`.
-
-    Returns:
-        Prompt and completion, less the root.
-    """
-    return len(request.origin_input_ids) + len(request.output_ids) - 1
-
-
 def cached_lengths(batch: Any) -> list[int]:
     """Tokens before the roots of a batch, as far as the host knows without asking the device.
 

@@ -75,17 +75,13 @@ class PlainRounds:
             return same_count(0, len(names))
         return self._backlog.counts(names)
 
-    def forget(self, names: Sequence[str] | None = None) -> None:
+    def forget(self, names: Sequence[str]) -> None:
         """Note that the draft has seen all of some requests, as after a prefill.
 
         Args:
-            names: Theirs; None forgets every request.
+            names: Theirs.
         """
-        if self._backlog is None:
-            return
-        if names is None:
-            self._backlog.counts(())
-        else:
+        if self._backlog is not None:
             self._backlog.clear(names)
 
     def assume_unseen(self, names: Sequence[str], num_tokens: int) -> None:
@@ -138,10 +134,10 @@ class PlainRounds:
     def _run_draft(
         self, batch: Any, counts: torch.Tensor, num_tokens: int, backlog: DraftBacklog
     ) -> Any:
-        with self._states.active(num_tokens):
-            return compat_plain.catch_up(
-                self._worker, batch, counts=counts, take=backlog.take, num_tokens=num_tokens
-            )
+        self._states.use(num_tokens)
+        return compat_plain.catch_up(
+            self._worker, batch, counts=counts, take=backlog.take, num_tokens=num_tokens
+        )
 
     def decode(
         self,
@@ -162,7 +158,8 @@ class PlainRounds:
             A `GenerationBatchResult`.
         """
         backlog = self._backlog
-        with self._states.plain(), clock.stage("verify"):
+        with clock.stage("verify"):
+            self._states.use_plain()
             result = compat_plain.run_decode(
                 self._worker, batch, keeps_features=backlog is not None
             )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 from sgl_eagle.plugin import compat_graphs, compat_plain
@@ -12,8 +11,16 @@ from sgl_eagle.plugin import compat_graphs, compat_plain
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    graphs: Any  # None where there are none
+    size: int
+
+
 class RuntimeStates:
     """The verify sizes of a server, with the graphs of each where the server decodes in graphs.
+
+    A state stays in use until another is: most rounds are like the one before.
 
     Attributes:
         sizes: Verify sizes, ascending, root included.
@@ -37,21 +44,21 @@ class RuntimeStates:
         self._worker = worker
         self._base: Any = None
         self._sized: dict[int, _State] = {}
-        self._plain = _State(self, None, 1)
+        self._plain = _State(None, 1)
         limit = int(worker.speculative_num_draft_tokens)
         if capture:
             self._base = compat_graphs.current_verify_state(worker)
             for size in reversed(sizes):
                 known = size == limit
                 graphs = self._base if known else compat_graphs.build_verify_state(worker, size)
-                self._sized[size] = _State(self, graphs, size)
+                self._sized[size] = _State(graphs, size)
             if sizes[0] == 1:
                 plain = compat_plain.build_plain_state(
                     worker, self._sized[1].graphs, keeps_features=keeps_features
                 )
-                self._plain = _State(self, plain, 1)
+                self._plain = _State(plain, 1)
             logger.info("SGL_EAGLE verifies trees of %s tokens in graphs", list(sizes))
-        self._resting = self._current = _State(self, self._base, limit)
+        self._resting = self._current = _State(self._base, limit)
 
     def size_for(self, num_nodes: int) -> int:
         """The size that trees are padded to.
@@ -64,31 +71,23 @@ class RuntimeStates:
         """
         return next(size for size in self.sizes if size >= num_nodes)
 
-    def active(self, size: int) -> AbstractContextManager[None]:
-        """Verify and draft-extend trees of one size.
-
-        The state stays until another is entered, or `rest`: most rounds are like the one before.
+    def use(self, size: int) -> None:
+        """Verify and draft-extend trees of one size from now on.
 
         Args:
             size: One of `sizes`.
-
-        Returns:
-            To be entered.
         """
         state = self._sized.get(size)
         if state is None:
-            state = self._sized[size] = _State(self, None, size)
-        return state
+            state = self._sized[size] = _State(None, size)
+        self._switch_to(state)
 
-    def plain(self) -> AbstractContextManager[None]:
-        """Decode without trees, and draft-extend one token a request.
+    def use_plain(self) -> None:
+        """Decode without trees from now on, and draft-extend one token a request.
 
-        Only where 1 is among `sizes`. The state stays until another is entered, or `rest`.
-
-        Returns:
-            To be entered.
+        Only where 1 is among `sizes`.
         """
-        return self._plain
+        self._switch_to(self._plain)
 
     def rest(self) -> None:
         """Put SGLang's own state back, with which it prefills."""
@@ -109,22 +108,3 @@ class RuntimeStates:
         compat_graphs.apply_verify_state(worker, state.graphs or self._base)
         if state.graphs is None:
             compat_graphs.set_eager_verify_size(worker, state.size)
-
-
-class _State:
-    # A class, since a generator takes longer, and every round enters some.
-    __slots__ = ("_states", "graphs", "size")
-
-    def __init__(self, states: RuntimeStates, graphs: Any, size: int) -> None:
-        self._states, self.graphs, self.size = states, graphs, size
-
-    def __enter__(self) -> None:
-        self._states._switch_to(self)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass

@@ -130,7 +130,8 @@ class TreeRounds:
             packed = _choose_trees(policy, states, drafter, choice, observer)
         if packed.tokens.shape[1] == 1:
             return None
-        with clock.stage("pack"), states.active(packed.tokens.shape[1]):
+        with clock.stage("pack"):
+            states.use(packed.tokens.shape[1])
             return self._send(packed, drafter)
 
     def _can_foresee(self, policy: SpecPolicy) -> bool:
@@ -146,7 +147,8 @@ class TreeRounds:
         # Whether rounds of this size can be foreseen.
         if self._graphs is None:
             return True
-        with states.active(size), compat.draft_context():
+        states.use(size)
+        with compat.draft_context():
             layout = self._mask_layout(1)
             if layout.buffer is None:
                 return False
@@ -193,7 +195,8 @@ class TreeRounds:
         if layout.buffer is None or not states.captured:
             with clock.stage("verify"):
                 return make_verify_input(self._worker, trees)
-        with states.active(size), clock.stage("verify"):
+        with clock.stage("verify"):
+            states.use(size)
             return prepare_verify(self._worker, batch, trees).verify_input
 
     def _begin(
@@ -222,7 +225,8 @@ class TreeRounds:
         worker, size = self._worker, self._latest_size
         if size is None or not states.captured or worker.plan_stream is not None:
             return
-        with clock.stage("verify"), states.active(size):
+        with clock.stage("verify"):
+            states.use(size)
             layout = self._mask_layout(len(batch.reqs))
             if layout.buffer is not None and compat.reads_mask_late(worker.target_worker):
                 shape = (5, len(batch.reqs), size)
@@ -251,8 +255,8 @@ class TreeRounds:
         known = self._layouts.get((size, num_rows))
         if known is not None:
             return known
-        with states.active(size):
-            layout = self._mask_layout(num_rows)
+        states.use(size)
+        layout = self._mask_layout(num_rows)
         if states.captured:
             self._layouts[size, num_rows] = layout
         return layout

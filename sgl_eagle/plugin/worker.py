@@ -252,25 +252,25 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         self, batch: Any, verify_input: Any | None, on_publish: Any, grammar_barrier: Any
     ) -> Any:
         num_draft_tokens = 1 if verify_input is None else int(verify_input.draft_token_num)
-        with self._states.active(num_draft_tokens):
-            with self._clock.stage("verify"):
-                if verify_input is None:
-                    verify_input = compat.make_plain_input(self, batch)
-                batch.spec_info = verify_input
-                result = compat.run_verify(
-                    self,
-                    batch,
-                    num_draft_tokens=num_draft_tokens,
-                    num_steps=batch.spec_info.spec_steps,
-                    grammar_barrier=grammar_barrier,
-                )
-                if on_publish is not None:
-                    on_publish(result.new_seq_lens)
-            if self._policy.limits is None:
-                # Nobody will ever draft from the cache.
-                compat_plain.leave_out_children(result.next_draft_input, topk=self.topk)
-            else:
-                self._extend_draft(batch, result)
+        with self._clock.stage("verify"):
+            self._states.use(num_draft_tokens)
+            if verify_input is None:
+                verify_input = compat.make_plain_input(self, batch)
+            batch.spec_info = verify_input
+            result = compat.run_verify(
+                self,
+                batch,
+                num_draft_tokens=num_draft_tokens,
+                num_steps=batch.spec_info.spec_steps,
+                grammar_barrier=grammar_barrier,
+            )
+            if on_publish is not None:
+                on_publish(result.new_seq_lens)
+        if self._policy.limits is None:
+            # Nobody will ever draft from the cache.
+            compat_plain.leave_out_children(result.next_draft_input, topk=self.topk)
+        else:
+            self._extend_draft(batch, result)
         return result
 
     def _choose_tiers(

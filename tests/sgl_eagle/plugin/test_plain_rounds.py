@@ -11,7 +11,7 @@ WINDOW, NAMES = 4, ["a", "b"]
 
 
 class States:
-    """Notes which graphs are active."""
+    """Notes which graphs are used."""
 
     def __init__(self):
         self.now = None
@@ -19,14 +19,8 @@ class States:
     def size_for(self, num_nodes):
         return next(size for size in (1, 2, WINDOW) if size >= num_nodes)
 
-    @contextlib.contextmanager
-    def _entered(self, name):
-        self.now = name
-        yield
-        self.now = None
-
-    def active(self, size):
-        return self._entered(f"scores {size}")
+    def use(self, size):
+        self.now = f"scores {size}"
 
 
 @pytest.fixture(params=[True, False], ids=["cache alone", "whole passes"])

@@ -1,4 +1,4 @@
-"""One runtime state a verify size: prepared once, active until another is or SGLang prefills."""
+"""One runtime state a verify size: prepared once, used until another is or SGLang prefills."""
 
 from types import SimpleNamespace
 
@@ -64,19 +64,19 @@ def test_every_size_but_the_limit_is_captured_largest_first(built):
     assert [states.size_for(nodes) for nodes in range(1, LIMIT + 1)] == [1, 2, 4, 4, 8, 8, 8, 8]
 
 
-def test_a_size_is_active_until_another_is_or_sglang_prefills(built):
+def test_a_size_is_used_until_another_is_or_sglang_prefills(built):
     worker = make_worker()
     states = make_states(worker, (1, LIMIT))
-    with states.active(1):
-        assert worker.graphs == "graphs of 1"
-        assert worker.draft_worker.speculative_num_draft_tokens == 1
+    states.use(1)
     assert worker.graphs == "graphs of 1"
     assert worker.draft_worker.speculative_num_draft_tokens == 1
-    with states.active(LIMIT):
-        assert worker.graphs == "SGLang's"
-        assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
-    with states.active(1):
-        assert worker.graphs == "graphs of 1"
+    assert worker.graphs == "graphs of 1"
+    assert worker.draft_worker.speculative_num_draft_tokens == 1
+    states.use(LIMIT)
+    assert worker.graphs == "SGLang's"
+    assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
+    states.use(1)
+    assert worker.graphs == "graphs of 1"
     states.rest()
     assert worker.graphs == "SGLang's"
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
@@ -93,8 +93,7 @@ def test_a_round_like_the_one_before_switches_nothing(monkeypatch):
         compat_graphs, "apply_verify_state", lambda _, graphs: applied.append(graphs)
     )
     for size in (4, 4, 1, 4):
-        with states.active(size):
-            pass
+        states.use(size)
     states.rest()
     states.rest()
     assert applied == ["graphs of 4", "graphs of 1", "graphs of 4", "SGLang's"]
@@ -110,9 +109,9 @@ def test_a_round_like_the_one_before_switches_nothing(monkeypatch):
 def test_plain_decoding_has_graphs_of_its_own_and_extends_one_token(built, keeps_features, graphs):
     worker = make_worker()
     states = make_states(worker, (1, LIMIT), keeps_features=keeps_features)
-    with states.plain():
-        assert worker.graphs == graphs
-        assert worker.draft_worker.speculative_num_draft_tokens == 1
+    states.use_plain()
+    assert worker.graphs == graphs
+    assert worker.draft_worker.speculative_num_draft_tokens == 1
     states.rest()
     assert worker.graphs == "SGLang's"
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
@@ -128,13 +127,13 @@ def test_without_graphs_only_the_size_changes(built, is_hybrid):
         runner.attn_backend = SimpleNamespace(prefill_backend=attention, decode_backend=object())
     states = make_states(worker, (1, 4), capture=False)
     assert not states.captured
-    with states.active(4):
-        assert worker.draft_worker.speculative_num_draft_tokens == 4
-        assert attention.speculative_num_draft_tokens == 4
-        assert worker.graphs == "SGLang's"
-    with states.plain():
-        assert worker.draft_worker.speculative_num_draft_tokens == 1
-        assert attention.speculative_num_draft_tokens == 1
+    states.use(4)
+    assert worker.draft_worker.speculative_num_draft_tokens == 4
+    assert attention.speculative_num_draft_tokens == 4
+    assert worker.graphs == "SGLang's"
+    states.use_plain()
+    assert worker.draft_worker.speculative_num_draft_tokens == 1
+    assert attention.speculative_num_draft_tokens == 1
     states.rest()
     assert worker.draft_worker.speculative_num_draft_tokens == LIMIT
     assert attention.speculative_num_draft_tokens == LIMIT
@@ -145,13 +144,13 @@ def test_a_size_that_was_not_captured_is_verified_without_graphs(built):
     worker = make_worker()
     attention = worker.target_worker.model_runner.attn_backend
     states = make_states(worker, (4, LIMIT))
-    with states.active(1):
-        assert attention.speculative_num_draft_tokens == 1
-    with states.active(4):
-        assert worker.graphs == "graphs of 4"
-        assert attention.speculative_num_draft_tokens == LIMIT
-    with states.active(1):
-        assert worker.graphs == "SGLang's"
+    states.use(1)
+    assert attention.speculative_num_draft_tokens == 1
+    states.use(4)
+    assert worker.graphs == "graphs of 4"
+    assert attention.speculative_num_draft_tokens == LIMIT
+    states.use(1)
+    assert worker.graphs == "SGLang's"
     states.rest()
     assert attention.speculative_num_draft_tokens == LIMIT
     assert worker.graphs == "SGLang's"

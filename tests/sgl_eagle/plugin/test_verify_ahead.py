@@ -1,7 +1,6 @@
 """A verify pass prepared before its trees are known verifies the trees that come later."""
 
 import sys
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -116,6 +115,6 @@ def test_a_pass_waits_for_trees_where_preparing_it_reads_the_mask(monkeypatch, n
     rounds._latest_size = 4
     layout = MaskLayout(shows_prefix=True, buffer=torch.zeros(64, dtype=torch.uint8))
     rounds._mask_layout = lambda _: layout
-    states = SimpleNamespace(captured=True, active=lambda _: nullcontext())
+    states = SimpleNamespace(captured=True, use=lambda _: None)
     rounds._prepare_verify(states, SimpleNamespace(reqs=["one"]), RoundClock())
     assert bool(asked) == late
