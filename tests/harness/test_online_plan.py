@@ -159,6 +159,28 @@ def test_a_machine_that_is_busy_for_a_while_changes_no_choice(seed):
     assert shapes.count(DEEP) >= 0.95 * len(shapes)
 
 
+def test_a_window_that_one_plain_round_catches_up_makes_no_plain_round_look_fast():
+    # Shapes take turns and take what the table says; a plain round in 16 takes the catch-up of all.
+    costs = replace(make_table(), drafts_ahead=True, extends_every_step=True)
+    drafts = ((0.0, 0.8), (0.0, 1.6))
+    plan = make_plan(num_steps=2, verify_sizes=(1, 4), expected_drafts=drafts, costs=costs)
+    tree, window = RoundShape(2, 4), 16
+    us = dict(zip(plan.shapes, plan.shape_us(1, 100), strict=True))
+    alone_us = float(costs.target.at(1, 1, 100))
+    catch_up_us = window * (us[PLAIN_ROUND] - alone_us)
+    assert catch_up_us > alone_us / 10
+    online = make_online(plan)
+    shape_of(online, make_batch(1))  # says how long texts are
+    for _ in range(64):
+        for index in range(window):
+            elapsed_us = alone_us + (catch_up_us if index == window - 1 else 0.0)
+            online.observe_step(step(PLAIN_ROUND, elapsed_us=elapsed_us))
+        for _ in range(window):
+            online.observe_step(step(tree, correct=0, elapsed_us=us[tree]))
+    shares = dict(zip(plan.shapes, online._times.ratios(1), strict=True))
+    assert shares[tree] == pytest.approx(shares[PLAIN_ROUND], rel=0.005)
+
+
 @pytest.mark.parametrize("is_close", [True, False])
 def test_trials_are_few_and_only_of_shapes_that_are_close(is_close):
     # With a size of 2 alone, one level is as good as two but for a draft step.
