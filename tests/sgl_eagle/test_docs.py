@@ -12,8 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "docs/lm-head.md",
     "docs/sglang.md",
     "docs/tree-parameters.md",
+    "kernels/README.md",
     "reports/README.md",
 ]
 
