@@ -15,7 +15,7 @@ from sgl_eagle_harness.types import TreeLimits
 
 MAILS_KEPT = STEPS_LOOKED_AT_TOGETHER + 2
 """Rounds whose mail may be asked for: those that are looked at together and, under overlap
-scheduling, the two that have been launched since the last of them."""
+scheduling, the one that has been launched since the last of them. One more is spare."""
 
 
 class ForeseenRounds:
