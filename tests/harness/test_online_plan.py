@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_maker import make_table
-from plan_maker import make_plan, shape_of
+from plan_maker import make_plan, policy_of_round, shape_of
 from tree_maker import make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap
@@ -21,7 +21,7 @@ from sgl_eagle_harness.policies.online_plan import (
     OnlinePlanPolicy,
 )
 from sgl_eagle_harness.policies.plan import PlanPolicy
-from sgl_eagle_harness.policies.planned import PlannedPolicy, policy_of_round
+from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape
 
 REFRESH = 8

@@ -9,14 +9,14 @@ import pytest
 from cost_maker import make_grid, make_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_maker import DRAFTS, SIZES, make_plan, shape_of
+from plan_maker import DRAFTS, SIZES, make_plan, policy_of_round, shape_of
 from tree_maker import RandomDrafter, make_batch
 
 from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.errors import CostTableRangeError, PolicyConfigError
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder, confidence_order
 from sgl_eagle_harness.policies.plan import ADAPTIVE_GAIN, PlanSpec, asking_gain
-from sgl_eagle_harness.policies.planned import PlannedPolicy, policy_of_round
+from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, TieredPolicy, choose_rows
 from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape, choose_shape, round_shapes
 from sgl_eagle_harness.types import NO_NODE, BatchContext

@@ -8,7 +8,6 @@ from typing import Protocol, TypeGuard, runtime_checkable
 from sgl_eagle_harness.policies.capability import fulfils
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import RoundShape
-from sgl_eagle_harness.types import BatchContext
 
 
 @runtime_checkable
@@ -37,23 +36,6 @@ class PlannedPolicy(Protocol):
             EAGLE-2 trees of that depth and size, or plain decoding.
         """
         ...
-
-
-def policy_of_round(policy: SpecPolicy, batch: BatchContext) -> SpecPolicy:
-    """The policy to ask in the next round.
-
-    Args:
-        policy: Any policy.
-        batch: B rows.
-
-    Returns:
-        The policy itself unless it plans.
-    """
-    if not plans(policy):
-        return policy
-    return policy.policy_of(
-        policy.round_shape(batch.batch_size, mean_length(batch.context_len.tolist()))
-    )
 
 
 def mean_length(lengths: Sequence[int]) -> float:

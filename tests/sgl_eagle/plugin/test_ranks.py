@@ -18,12 +18,12 @@ from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.eagle2 import Eagle2Spec
 from sgl_eagle_harness.policies.online_plan import OnlinePlanPolicy
 from sgl_eagle_harness.policies.plain import PlainPolicy
-from sgl_eagle_harness.policies.planned import PlannedPolicy, policy_of_round
+from sgl_eagle_harness.policies.planned import PlannedPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, TieredPolicy, choose_rows
 from sgl_eagle_harness.types import BatchContext
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
-from plan_maker import make_plan
+from plan_maker import make_plan, policy_of_round
 from price_maker import make_policy
 
 pytestmark = pytest.mark.reference

@@ -10,12 +10,11 @@ from fake_requests import FakeRequest
 
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.plain import PlainPolicy
-from sgl_eagle_harness.policies.planned import policy_of_round
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
 from sgl_eagle_harness.types import TreeLimits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
-from plan_maker import make_plan
+from plan_maker import make_plan, policy_of_round
 from price_maker import make_policy
 
 pytestmark = pytest.mark.reference
