@@ -9,6 +9,7 @@ ranges of batch sizes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ class ShapeTimes:
             num_shapes: J.
             batch_edges: First batch size of each of the G ranges, ascending from 1.
         """
-        self._edges = np.array(batch_edges)
+        self._edges = tuple(batch_edges)
         shape = (len(batch_edges), num_shapes)
         self._levels = DecayedRatio(shape[:1], prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
         self._shapes = DecayedRatio(shape, prior=PRIOR_ROUNDS, half_life=HALF_LIFE_ROUNDS)
@@ -295,7 +296,7 @@ class ShapeTimes:
         Returns:
             Index among the G ranges.
         """
-        return int(np.searchsorted(self._edges, batch_size, side="right")) - 1
+        return bisect_right(self._edges, batch_size) - 1
 
 
 def _pad(

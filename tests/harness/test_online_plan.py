@@ -103,19 +103,57 @@ def test_drafts_that_fail_end_speculation_and_what_is_learnt_wears_off():
     assert shapes[-1] == DEEP
 
 
+def observe_failing_trees(online, num_steps):
+    depths = np.array([1, 1, 2, 3])
+    logs = np.log(np.array([0.2, 0.1, 0.02, 0.01])).astype(np.float32)
+    for _ in range(num_steps):
+        online.observe_nodes(depths, logs, np.zeros(4))
+        online.observe_step(step(DEEP, correct=0))
+
+
+def rounds_until_another_plan(online):
+    """How many begin before new estimates are in force, that one included."""
+    before, batch = online.plan, make_batch(1)
+    for num_rounds in range(1, REFRESH + 1):
+        shape_of(online, batch)
+        if online.plan is not before:
+            return num_rounds
+    raise AssertionError("no refresh")
+
+
 def test_estimates_change_at_a_refresh_and_never_between():
     online = make_online()
     before = online.plan
-    depths = np.array([1, 1, 2, 3])
-    logs = np.log(np.array([0.2, 0.1, 0.02, 0.01])).astype(np.float32)
-    for _ in range(REFRESH - 1):
-        online.observe_nodes(depths, logs, np.zeros(4))
-        online.observe_step(step(DEEP, correct=0))
-        assert online.plan is before
-    online.observe_step(step(DEEP, correct=0))
-    assert online.num_observed_nodes == 4 * (REFRESH - 1)
+    observe_failing_trees(online, REFRESH - 1)
+    shape_of(online, make_batch(1))
+    assert online.plan is before
+    assert online.num_observed_nodes == 0
+    observe_failing_trees(online, 1)
+    rounds_until_another_plan(online)
+    assert online.num_observed_nodes == 4 * REFRESH
     drafts, prior = np.array(online.plan.expected_drafts), np.array(before.expected_drafts)
     assert (drafts[:, 1:] < prior[:, 1:]).all()
+
+
+def test_a_refresh_is_spread_over_rounds():
+    online = make_online()
+    observe_failing_trees(online, REFRESH)
+    assert rounds_until_another_plan(online) >= 4
+    refreshed = online.plan
+    for _ in range(10):
+        shape_of(online, make_batch(1))
+    assert online.plan is refreshed
+
+
+def test_a_refresh_that_is_due_does_not_drop_the_one_before():
+    apart, together = make_online(), make_online()
+    for _ in range(2):
+        observe_failing_trees(apart, REFRESH)
+        rounds_until_another_plan(apart)
+    observe_failing_trees(together, 2 * REFRESH)
+    rounds_until_another_plan(together)
+    assert together.plan.expected_drafts == apart.plan.expected_drafts
+    assert together.num_observed_nodes == apart.num_observed_nodes
 
 
 def test_a_shape_that_takes_longer_than_the_table_says_is_left():

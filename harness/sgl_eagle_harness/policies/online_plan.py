@@ -1,12 +1,15 @@
 """The plan of a running server: yields and times follow what happens, the choice is a look-up.
 
 Between two refreshes it is a plain `PlanPolicy` at corrected times, and decides as purely; what it
-keeps besides is which shape runs, so that equals do not alternate.
+keeps besides is which shape runs, so that equals do not alternate. A refresh takes as long as a
+round of a large model, so that the device would wait for it; hence each of the rounds that follow
+does a part, and the last part puts the new estimates in force.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,6 +45,8 @@ TRIAL_SHARE = 0.005
 of batch sizes saves up for its own: the dearer a trial, the rarer."""
 MOST_SAVED_ROUNDS = 8.0
 """Rounds that may be saved up, so that hours without a trial do not lead to many in a row."""
+STEPS_TIMED_AT_ONCE = 32
+"""Steps whose times one round learns from: about as long as any other part of a refresh takes."""
 
 _Key = tuple[int, float]
 """Batch size, and the context that stands for those that share a plan."""
@@ -85,6 +90,7 @@ class OnlinePlanPolicy:
         """
         self._plan = plan
         self._log = ObservationLog(refresh_steps)
+        self._refreshing: Iterator[None] = iter(())
         self._calibration = OnlineCalibration(calibration, num_depths=plan.num_steps)
         self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
         self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
@@ -158,7 +164,7 @@ class OnlinePlanPolicy:
         return float(self.shape_tok_per_us(batch_size, context_len).max())
 
     def round_shape(self, batch_size: int, context_len: float) -> RoundShape:
-        """What the next round does; asked once a round, since it notes what runs.
+        """What the next round does; asked once a round, since it notes what runs, and learns.
 
         Args:
             batch_size: Requests decoded together, which share the round.
@@ -168,6 +174,7 @@ class OnlinePlanPolicy:
             The best shape at this batch size and context; in a few rounds, one that is nearly as
             good and should be known better.
         """
+        next(self._refreshing, None)
         key = batch_size, self._plan.planned_context(context_len)
         self._latest = key
         self._running = self._choose(key, self._running)
@@ -212,13 +219,15 @@ class OnlinePlanPolicy:
         self._log.add_tree(depths, path_log_confidence, accepted)
 
     def observe_step(self, rows: VerifiedRows) -> None:
-        """Remember what a round yielded and how long it took; learn from it at a refresh.
+        """Remember what a round yielded and how long it took; rounds after a refresh is due learn.
 
         Args:
             rows: One finished step.
         """
         if self._log.add_step(rows):
-            self._refresh(self._log.take())
+            for _ in self._refreshing:  # fewer rounds than parts came since it was due
+                pass
+            self._refreshing = self._refresh(self._log.take())
 
     def _choose(self, key: _Key, incumbent: int | None) -> int:
         chosen = self._chosen.get((key, incumbent))
@@ -228,34 +237,38 @@ class OnlinePlanPolicy:
             self._chosen[key, incumbent] = chosen
         return chosen
 
-    def _refresh(self, seen: Observations) -> None:
-        self._learn_yields(seen)
-        self._learn_times(seen)
-        drafts = tuple(map(tuple, self._yield.expected_drafts().tolist()))
-        self._plan = replace(self._plan, expected_drafts=drafts)
+    def _refresh(self, seen: Observations) -> Iterator[None]:
+        self._calibration.observe(*seen.nodes())
+        self._yield.age(len(seen.steps))
+        yield
+        if seen.trees:
+            calibration = self._calibration.calibration()
+            yield
+            trees = [(depths, logs) for depths, logs, _ in seen.trees]
+            self._yield.observe_trees(trees, calibration)
+            yield
+        depths, sizes, correct = seen.drafted_rows()
+        columns = np.searchsorted(self.verify_sizes, sizes)
+        columns = np.minimum(columns, len(self.verify_sizes) - 1)
+        self._yield.observe_rows(depths, columns, correct)
+        yield
+        for start in range(0, len(seen.steps), STEPS_TIMED_AT_ONCE):
+            self._learn_times(seen.steps[start : start + STEPS_TIMED_AT_ONCE])
+            yield
+        self._plan = self._plan.with_expected_drafts(self._yield.expected_drafts())
         self._chosen.clear()
         for rows in seen.steps:
             self._saved_rounds[self._times.range_of(rows.batch_size)] += TRIAL_SHARE
         self._saved_rounds = np.minimum(self._saved_rounds, MOST_SAVED_ROUNDS)
         self._trial = None if self._latest is None else self._start_trial(self._latest)
 
-    def _learn_yields(self, seen: Observations) -> None:
-        self._calibration.observe(*seen.nodes())
-        self._yield.age(len(seen.steps))
-        trees = [(depths, logs) for depths, logs, _ in seen.trees]
-        self._yield.observe_trees(trees, self._calibration.calibration())
-        depths, sizes, correct = seen.drafted_rows()
-        columns = np.searchsorted(self.verify_sizes, sizes)
-        columns = np.minimum(columns, len(self.verify_sizes) - 1)
-        self._yield.observe_rows(depths, columns, correct)
-
-    def _learn_times(self, seen: Observations) -> None:
+    def _learn_times(self, steps: Sequence[VerifiedRows]) -> None:
         if self._latest is None:
             return
         context_len = self._latest[1]
         known: dict[tuple[int, int, int], tuple[int, float] | None] = {}
         rounds = []
-        for rows in seen.steps:
+        for rows in steps:
             if rows.elapsed_us is None or not len(rows.depths):
                 continue
             # Of a batch of a few rows NumPy's takes several times as long.

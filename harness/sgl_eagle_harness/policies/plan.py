@@ -190,6 +190,22 @@ class PlanPolicy:
             self._best[key] = best
         return best
 
+    def with_expected_drafts(self, drafts: FloatArray) -> PlanPolicy:
+        """The same plan of other yields; what was looked up in the cost table stays known.
+
+        Args:
+            drafts: [D, S] float64 expected correct drafts.
+
+        Returns:
+            A new plan.
+
+        Raises:
+            PolicyConfigError: If they have another shape or are out of range.
+        """
+        plan = replace(self, expected_drafts=tuple(map(tuple, drafts.tolist())))
+        object.__setattr__(plan, "_us", self._us)
+        return plan
+
     def policy_of(self, shape: RoundShape) -> SpecPolicy:
         """The policy of rounds of one shape.
 
