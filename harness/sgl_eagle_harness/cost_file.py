@@ -63,6 +63,7 @@ class CostFile(Record):
         extends_every_step: Whether every step ends with a draft-extend over what it verified.
         drafts_ahead: Whether draft steps run while the policy decides.
         rounds_in_a_row: Whether rounds were timed as they follow each other while serving.
+        launch: The host's own time of launching rounds; None where launching is computing.
         num_repeats: Measurements behind each median.
         created: Time of measurement, with its zone.
         commit: Source revision, if known.
@@ -80,6 +81,7 @@ class CostFile(Record):
     extends_every_step: bool = False
     drafts_ahead: bool = False
     rounds_in_a_row: bool = False
+    launch: CurveRecord | None = None
     num_repeats: int = Field(ge=1)
     created: AwareDatetime
     commit: str | None = None
@@ -96,7 +98,7 @@ class CostFile(Record):
         """Wrap a measured table.
 
         Args:
-            table: Measured table; its three grids must share the batch and context axes.
+            table: Measured table; its grids must share the batch and context axes.
             num_repeats: Measurements behind each median.
             created: Time of measurement, with its zone.
             commit: Source revision, if known.
@@ -108,8 +110,9 @@ class CostFile(Record):
             CostTableError: If the grids have different batch or context axes.
         """
         grids = (table.target, table.draft, table.draft_extend)
+        others = grids[1:] if table.launch is None else (*grids[1:], table.launch)
         for axis in ("batch_size", "context_len"):
-            for grid in grids[1:]:
+            for grid in others:
                 if not np.array_equal(getattr(grid, axis), getattr(grids[0], axis)):
                     raise CostTableError(f"target and {grid.kind} must share the {axis} axis")
         target, draft, draft_extend = (_curve_record(grid) for grid in grids)
@@ -125,6 +128,7 @@ class CostFile(Record):
             extends_every_step=table.extends_every_step,
             drafts_ahead=table.drafts_ahead,
             rounds_in_a_row=table.rounds_in_a_row,
+            launch=None if table.launch is None else _curve_record(table.launch),
             num_repeats=num_repeats,
             created=created,
             commit=commit,
@@ -163,6 +167,7 @@ class CostFile(Record):
             extends_every_step=self.extends_every_step,
             drafts_ahead=self.drafts_ahead,
             rounds_in_a_row=self.rounds_in_a_row,
+            launch=None if self.launch is None else grid("launch", self.launch),
         )
 
     @property
@@ -170,6 +175,8 @@ class CostFile(Record):
         """Digest of the record's JSON, which policies carry to say what they were tuned for."""
         # A table of before keeps its digest.
         since = set() if self.rounds_in_a_row else {"rounds_in_a_row"}
+        if self.launch is None:
+            since.add("launch")
         return hashlib.sha256(self.model_dump_json(exclude=since).encode()).hexdigest()
 
 

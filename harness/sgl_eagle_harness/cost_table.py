@@ -63,7 +63,7 @@ class CostGrid:
     """Latency of one kind of pass on a grid.
 
     Attributes:
-        kind: Name for messages: "target", "draft" or "draft_extend".
+        kind: Name for messages: "target", "draft", "draft_extend" or "launch".
         batch_size: [Mb] int64, strictly increasing.
         num_tokens: [Mn] int64 per request, strictly increasing.
         context_len: [Mc] int64, strictly increasing.
@@ -210,6 +210,8 @@ class CostTable:
             of the step that runs.
         rounds_in_a_row: Whether rounds were timed as they follow each other while serving; if not,
             each was timed alone, with the host's time that serving hides.
+        launch: The host's own time of launching a round that verifies num_tokens tokens, drafting
+            included; 1 is a plain round, without catching up. None where launching is computing.
     """
 
     setup: CostSetup
@@ -221,6 +223,7 @@ class CostTable:
     extends_every_step: bool = False
     drafts_ahead: bool = False
     rounds_in_a_row: bool = False
+    launch: CostGrid | None = None
 
     def __post_init__(self) -> None:
         for name in ("decide_us", "verify_select_us"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl_eagle_harness.cost_table import CostTable
+from sgl_eagle_harness.cost_table import CostGrid, CostTable
 from sgl_eagle_harness.types import FloatArray, largest_tree_size
 
 
@@ -107,6 +107,27 @@ def shape_us(
         drafting_us = drafting_us + costs.verify_select_us
     verify_us = costs.verify_us(batch_size, sizes, context_len)
     return np.asarray(verify_us + np.where(depths > 0, drafting_us, 0.0))
+
+
+def shape_launch_us(
+    launch: CostGrid, shapes: Sequence[RoundShape], *, batch_size: int, context_len: float
+) -> FloatArray:
+    """The host's own time of launching a round of each shape, whatever its depth.
+
+    Args:
+        launch: Of a cost table.
+        shapes: J shapes.
+        batch_size: Requests decoded together.
+        context_len: Tokens before the roots.
+
+    Returns:
+        [J] float64 microseconds of the whole batch.
+
+    Raises:
+        CostTableRangeError: If the grid does not reach a size, the batch or the context.
+    """
+    sizes = np.array([shape.num_draft_tokens for shape in shapes])
+    return launch.at(batch_size, sizes, context_len)
 
 
 def choose_shape(tok_per_us: FloatArray, *, incumbent: int | None, margin: float) -> int:

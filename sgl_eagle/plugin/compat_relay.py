@@ -49,3 +49,19 @@ def _are_those(children: tuple[Any, ...], gathered: tuple[Any, ...]) -> bool:
     # Of the first, None would say that nothing was ever gathered.
     same = all(one is other for one, other in zip(children, gathered, strict=True))
     return same and children[0] is not None
+
+
+def host_runs_ahead(worker: Any) -> bool:
+    """Whether a step is launched before it is known what the step before has brought.
+
+    Args:
+        worker: Our worker, its attention backends made.
+
+    Returns:
+        False without overlap scheduling, and where an attention backend wants to know the lengths:
+        SGLang then waits for them before every step.
+    """
+    if worker.server_args.disable_overlap_schedule:
+        return False
+    backends = worker.spec_v2_attn_backends
+    return not any(getattr(each, "needs_cpu_seq_lens", True) for each in backends if each)

@@ -198,6 +198,21 @@ def custom_params(request: Any) -> Mapping[str, Any]:
     return request.sampling_params.custom_params or {}
 
 
+def is_on_host(result: Any) -> bool:
+    """Whether the device is done with a step, and SGLang's copy of its result with it.
+
+    Asks without waiting.
+
+    Args:
+        result: SGLang's `GenerationBatchResult` of a step that overlap scheduling has launched.
+
+    Returns:
+        False also before SGLang has asked for the copy.
+    """
+    copied = result.copy_done
+    return copied is not None and bool(copied.query())
+
+
 def emitted_tokens(result: Any) -> IntArray:
     """Tokens of a step, once SGLang has copied them to the host.
 

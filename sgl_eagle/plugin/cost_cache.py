@@ -70,17 +70,20 @@ def cache_file(folder: Path, setup: CostSetup) -> Path:
     return folder / f"{digest[:24]}.json"
 
 
-def read_cached(folder: Path, setup: CostSetup, wanted: CostRange) -> CostFile | None:
+def read_cached(
+    folder: Path, setup: CostSetup, wanted: CostRange, *, launches: bool
+) -> CostFile | None:
     """The cached table of this setup.
 
     Args:
         folder: Of the cache.
         setup: What is served.
         wanted: What it must have measured.
+        launches: Whether it must tell the host's own time of launching a round from the round's.
 
     Returns:
         The record; None if there is none, or if the one that is there is damaged, of another setup,
-        too small or of rounds that were timed alone, which is logged with its reason.
+        too small or an earlier version's that measured less, which is logged with its reason.
     """
     path = cache_file(folder, setup)
     if not path.exists():
@@ -89,6 +92,8 @@ def read_cached(folder: Path, setup: CostSetup, wanted: CostRange) -> CostFile |
         record = load_cost_file(path)
         table = record.to_table()
         _require_rounds_in_a_row(table)
+        if launches:
+            _require_launches(table)
         table.require_setup(setup)
         wanted.require_covered_by(table)
     except CostTableError as error:
@@ -101,6 +106,14 @@ def _require_rounds_in_a_row(table: CostTable) -> None:
     if not table.rounds_in_a_row:
         raise CostTableError(
             "rounds_in_a_row must be true, got false: an earlier version timed each round alone"
+        )
+
+
+def _require_launches(table: CostTable) -> None:
+    if table.launch is None:
+        raise CostTableError(
+            "launch must be measured where the host runs ahead of the device, got None: an earlier "
+            "version left it out"
         )
 
 

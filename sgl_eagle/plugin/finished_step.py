@@ -158,6 +158,7 @@ class FinishedStep:
         kept: Drafts that the target kept, of each request.
         result: SGLang's `GenerationBatchResult`, on the host; None once `forget_result` was called.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
+        host_bound: Whether it is known that the host waited for no device in that time.
     """
 
     requests: list[Any]
@@ -166,6 +167,7 @@ class FinishedStep:
     kept: Sequence[int]
     result: Any
     elapsed_us: float | None
+    host_bound: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -147,6 +147,8 @@ def describe_report(report: StepReport) -> str:
     ]
     if "price_tok_per_us" in report.gauges:
         parts.append(f"price {1e6 * report.gauges['price_tok_per_us']:.1f} tok/s")
+    if "scheduler_us" in report.gauges:
+        parts.append(f"scheduler {report.gauges['scheduler_us']:.0f} us between rounds")
     if report.dropped_ct:
         parts.append(f"{report.dropped_ct} steps not recorded: the trace queue was full")
     return "; ".join(parts)

@@ -116,6 +116,7 @@ class NodeLearner:
             VerifiedRows(
                 batch_size=step.batch_size,
                 elapsed_us=step.elapsed_us,
+                host_bound=step.host_bound,
                 depths=step.depths[rows],
                 num_draft_tokens=step.num_draft_tokens[rows],
                 num_correct_drafts=np.array(step.num_correct_drafts, np.int64),

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from sgl_eagle.plugin.compat_requests import is_over, still_running
+from sgl_eagle.plugin.compat_requests import is_on_host, is_over, still_running
 from sgl_eagle.plugin.finished_step import (
     STEPS_LOOKED_AT_TOGETHER,
     Drafted,
@@ -57,6 +57,7 @@ class _Launched(NamedTuple):
     noted: Noted
     result: Any
     after_prefill: bool
+    found_device_idle: bool
 
 
 class StepObserver:
@@ -66,6 +67,7 @@ class StepObserver:
         self,
         *,
         clock: RoundClock,
+        runs_ahead: bool,
         listeners: tuple[StepListener, ...],
         patient: tuple[StepListener, ...] = (),
         gauges: Callable[[int], dict[str, float]],
@@ -77,6 +79,7 @@ class StepObserver:
 
         Args:
             clock: The worker's; its totals are read with every report.
+            runs_ahead: Whether a step is launched before the one before is known to be over.
             listeners: Look at every finished step.
             patient: Look at every finished step some steps later, and do without its tokens.
             gauges: Values to report, asked with the latest batch size.
@@ -85,6 +88,7 @@ class StepObserver:
             now: Seconds on a clock that never goes back.
         """
         self._clock, self._listeners, self._patient = clock, listeners, patient
+        self._runs_ahead = runs_ahead
         self._gauges, self._export, self._dropped_ct = gauges, export, dropped_ct
         self._now = now
         self._launched: deque[_Launched] = deque()
@@ -125,12 +129,16 @@ class StepObserver:
                 changed afterwards.
             result: SGLang's `GenerationBatchResult`; read once it is on the host.
         """
+        before = self._launched[-1] if self._launched else None
         self._launched.append(
             _Launched(
                 requests=requests,
                 noted=self._noted,
                 result=result,
                 after_prefill=self._after_prefill,
+                found_device_idle=(
+                    self._runs_ahead and before is not None and is_on_host(before.result)
+                ),
             )
         )
         self._noted = None
@@ -164,6 +172,7 @@ class StepObserver:
             kept=kept,
             result=launched.result,
             elapsed_us=elapsed_us,
+            host_bound=self._was_host_bound(),
         )
         for listener in self._listeners:
             listener.observe(step)
@@ -174,6 +183,14 @@ class StepObserver:
             self._look_at_uncounted()
         if now - self._last_export >= SECONDS_PER_EXPORT:
             self.publish()
+
+    def _was_host_bound(self) -> bool:
+        # Of the step that is looked at. A host that takes turns with the device is all there is to
+        # a round's time. Else the next step has been launched, or a prefill has, which takes other
+        # times.
+        if not self._runs_ahead:
+            return True
+        return bool(self._launched) and self._launched[0].found_device_idle
 
     def _counted(self, requests: list[Any]) -> BoolArray:
         # Under overlap scheduling the step after this one has been launched: of requests that had

@@ -31,11 +31,14 @@ class RoundSample:
         extend_us: Draft-extend over the verified tokens, of a plain round over a window of earlier
             ones; None if the round ran none.
         draft_step_us: One draft step; None if the round ran none.
+        launch_us: The host's own time of launching all of it, but for the draft-extend of a plain
+            round; None where launching is computing.
     """
 
     verify_us: float
     extend_us: float | None
     draft_step_us: float | None
+    launch_us: float | None
 
 
 class TimedRounds(Protocol):
@@ -116,6 +119,7 @@ class _Samples:
     verify_us: list[float] = field(default_factory=list)
     extend_us: list[float] = field(default_factory=list)
     draft_step_us: list[float] = field(default_factory=list)
+    launch_us: list[float] = field(default_factory=list)
 
     def add(self, row: list[RoundSample]) -> None:
         for sample in row:
@@ -124,6 +128,8 @@ class _Samples:
                 self.extend_us.append(sample.extend_us)
             if sample.draft_step_us is not None:
                 self.draft_step_us.append(sample.draft_step_us)
+            if sample.launch_us is not None:
+                self.launch_us.append(sample.launch_us)
 
 
 class GridProfiler:
@@ -256,6 +262,7 @@ class GridProfiler:
             )
 
         steps = np.array([[self._draft_step_us(b, c) for c in contexts] for b in batches])
+        runs_ahead = all(cell.launch_us for cell in self._cells.values())
         widths = (1,) if self._grid.width == 1 else (1, self._grid.width)
         return CostTable(
             setup=setup,
@@ -267,6 +274,7 @@ class GridProfiler:
             extends_every_step=True,
             drafts_ahead=True,
             rounds_in_a_row=True,
+            launch=grid("launch", sizes, medians("launch_us")) if runs_ahead else None,
         )
 
     def _draft_step_us(self, batch: int, context: int) -> float:

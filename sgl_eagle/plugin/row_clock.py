@@ -3,12 +3,13 @@
 A host that waited for the device at every stage would count its own time too, which a server hides
 behind the round before. So boundaries of stages are marks in the device's stream, and are read once
 the whole row has run. Between two marks lies what the device did; where the host is slower, also
-how long the device waited for it.
+how long the device waited for it. What the host takes to launch is read from its own clock.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,18 +136,20 @@ class _Span:
     stage: Stage
     start: Any
     end: Any
+    host_seconds: float
 
 
 class RowClock(RoundClock):
     """Takes the stages of one row of rounds; what a stage within another takes is its own alone."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: Marks, now: Callable[[], float] = time.perf_counter) -> None:
         """Start before the first round.
 
         Args:
             marks: Of the device.
+            now: Seconds on the host's clock, which never goes back.
         """
-        super().__init__()
+        super().__init__(now)
         self._marks = marks
         self._latest: Any = None
         self._spans: list[_Span] = []
@@ -181,16 +184,30 @@ class RowClock(RoundClock):
             Microseconds of the stages of each round that has ended.
         """
         self._marks.wait()
+        return self._summed(lambda span: self._marks.us_between(span.start, span.end))
+
+    def launches_us(self) -> list[dict[Stage, float]]:
+        """Read the host's clock.
+
+        Returns:
+            Microseconds that the host took for the stages of each round that has ended, to launch
+            them alone where it runs ahead of the device.
+        """
+        return self._summed(lambda span: 1e6 * span.host_seconds)
+
+    def _summed(self, us_of: Callable[[_Span], float]) -> list[dict[Stage, float]]:
         rounds: list[dict[Stage, float]] = [{} for _ in range(self._num_ended)]
         for span in self._spans:
             if span.round_index < self._num_ended:
                 stages = rounds[span.round_index]
-                us = self._marks.us_between(span.start, span.end)
-                stages[span.stage] = stages.get(span.stage, 0.0) + us
+                stages[span.stage] = stages.get(span.stage, 0.0) + us_of(span)
         return rounds
 
     def _switch(self) -> None:
+        host_seconds = self._now() - self._since
         mark = self._marks.mark()
         if self._open:
-            self._spans.append(_Span(self._num_ended, self._open[-1].name, self._latest, mark))
+            stage = self._open[-1].name
+            self._spans.append(_Span(self._num_ended, stage, self._latest, mark, host_seconds))
         self._latest = mark
+        self._since = self._now()  # a mark takes time, which no round that serves does

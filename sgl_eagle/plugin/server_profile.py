@@ -101,8 +101,9 @@ class ServerRounds:
             The times of each that counts.
         """
         policy = probe_policy(self._limits, num_tokens)
-        rounds = self._run(policy, self._num_rounds, batch_size, context_len)
-        return [self._sample(stage_us, num_tokens) for stage_us in rounds]
+        clock = self._run(policy, self._num_rounds, batch_size, context_len)
+        rows = zip(_counted(clock.rounds_us()), _counted(clock.launches_us()), strict=True)
+        return [self._sample(stage_us, launch_us, num_tokens) for stage_us, launch_us in rows]
 
     def exchange_us(self) -> float:
         """What a draft level takes longer if the host waits for it, for one request.
@@ -125,12 +126,13 @@ class ServerRounds:
     def _round_us(self, policy: Eagle2Policy) -> float:
         self._run(policy, 1, 1, 1)
         rows = (self._run(policy, self._num_rounds, 1, 1) for _ in range(NUM_EXCHANGE_ROWS))
-        return float(np.median([sum(stage_us.values()) for row in rows for stage_us in row]))
+        return float(
+            np.median([sum(us.values()) for clock in rows for us in _counted(clock.rounds_us())])
+        )
 
     def _run(
         self, policy: Eagle2Policy, num_rounds: int, batch_size: int, context_len: int
-    ) -> list[dict[Stage, float]]:
-        # Microseconds of the stages of all rounds but the first, or of the only one.
+    ) -> RowClock:
         drafts = not isinstance(policy, _PlainProbe)
         if not drafts:
             # The last finds the window full. What the draft has not seen are cached tokens, too.
@@ -147,10 +149,13 @@ class ServerRounds:
         with self._worker.probing(policy, clock, tiers, num_unseen=num_unseen):
             for batch in batches:
                 self._worker.forward_batch_generation(batch)
-        rounds = clock.rounds_us()
-        return rounds[1:] or rounds
+        self._marks.wait()
+        return clock
 
-    def _sample(self, stage_us: dict[Stage, float], num_tokens: int) -> RoundSample:
+    def _sample(
+        self, stage_us: dict[Stage, float], launch_us: dict[Stage, float], num_tokens: int
+    ) -> RoundSample:
+        left_out: tuple[Stage, ...] = ("extend",) if num_tokens == 1 else ()
         draft_us, extend_us = stage_us.get("draft"), stage_us.get("extend")
         return RoundSample(
             verify_us=sum(us for stage, us in stage_us.items() if stage not in _OF_DRAFT),
@@ -159,7 +164,17 @@ class ServerRounds:
             draft_step_us=(
                 None if num_tokens == 1 else (draft_us or 0.0) / max(1, self._limits.num_steps - 1)
             ),
+            launch_us=(
+                sum(us for stage, us in launch_us.items() if stage not in left_out)
+                if self._marks.host_runs_ahead
+                else None
+            ),
         )
+
+
+def _counted(rounds: list[dict[Stage, float]]) -> list[dict[Stage, float]]:
+    # All but the first, or the only one.
+    return rounds[1:] or rounds
 
 
 _OF_DRAFT: tuple[Stage, ...] = ("draft", "extend")
@@ -211,8 +226,9 @@ def measured_costs(
         width=limits.topk,
         context_len=int(worker.target_worker.model_runner.model_config.context_len),
     )
+    runs_ahead = marks_of(str(worker.device)).host_runs_ahead
     cache = settings.cost_cache if ranks.leads else None
-    cached = None if cache is None else read_cached(cache, setup, wanted)
+    cached = None if cache is None else read_cached(cache, setup, wanted, launches=runs_ahead)
     shared = ranks.share_text(None if cached is None else cached.model_dump_json())
     if shared is not None:
         logger.info("SGL_EAGLE takes its costs from the cache in %s", settings.cost_cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing import util as multiprocessing_util
@@ -16,6 +17,7 @@ from sgl_eagle.plugin.builtin_policy import (
     choose_builtin,
     load_prior,
 )
+from sgl_eagle.plugin.compat_relay import host_runs_ahead
 from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepListener, StepObserver
@@ -66,6 +68,8 @@ def settle_policy(
             worker, policy.limits, policy.verify_sizes, settings, setup=setup, ranks=ranks
         )
         table = costs.to_table()
+        if not host_runs_ahead(worker):
+            table = replace(table, launch=None)  # nothing hides it
     except CostTableError as error:
         logger.warning("SGL_EAGLE serves %s, since %s", policy.name, error)
         return policy
@@ -112,6 +116,7 @@ def make_observer(
         listeners.append(recorder)
     return StepObserver(
         clock=clock,
+        runs_ahead=host_runs_ahead(worker),
         listeners=tuple(listeners),
         patient=(AcceptAlarm(),),
         gauges=lambda batch_size: policy_gauges(policy, batch_size),
@@ -140,6 +145,8 @@ def policy_gauges(policy: SpecPolicy, batch_size: int) -> dict[str, float]:
         "observed_nodes": float(policy.num_observed_nodes),
         "asks_every_level": float(isinstance(policy, OnlinePricePolicy)),
     }
+    if isinstance(policy, OnlinePlanPolicy):
+        gauges["scheduler_us"] = policy.scheduler_us(batch_size)
     if isinstance(policy, OnlinePlanPolicy) and policy.running_shape is not None:
         gauges["planned_depth"] = float(policy.running_shape.num_steps)
         gauges["planned_verify_size"] = float(policy.running_shape.num_draft_tokens)

@@ -161,6 +161,26 @@ def test_file_round_trip(tmp_path, record):
     assert [p.name for p in tmp_path.iterdir()] == ["cost.json"]
 
 
+def test_what_a_host_launches_is_kept_and_changes_no_digest_of_tables_without_it(tmp_path, record):
+    path = tmp_path / "cost.json"
+    payload = json.loads(record.model_dump_json())
+    assert payload.pop("launch") is None
+    path.write_text(json.dumps(payload))  # as an earlier version wrote it
+    assert load_cost_file(path).sha256 == record.sha256
+    assert load_cost_file(path).to_table().launch is None
+    table = replace(make_table(), launch=make_grid("launch", us=lambda b, n, c: 9 * b + n + c))
+    told = CostFile.from_table(table, num_repeats=5, created=record.created)
+    assert told.sha256 != record.sha256
+    save_cost_file(path, told)
+    assert load_cost_file(path).to_table().launch.at(1, 8, 1000) == pytest.approx(9 + 8 + 1000)
+
+
+def test_what_a_host_launches_shares_the_axes_of_the_rounds(record):
+    table = replace(make_table(), launch=make_grid("launch", contexts=(0, 7)))
+    with pytest.raises(CostTableError, match="target and launch must share the context_len axis"):
+        CostFile.from_table(table, num_repeats=5, created=record.created)
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [

@@ -60,6 +60,7 @@ def test_costs_are_measured_up_to_the_servers_limits_and_kept(server, folders):
     assert table.setup.engine == "sglang"
     assert table.extends_every_step
     assert table.rounds_in_a_row
+    assert table.launch is None  # a CPU launches nothing that it does not do
     assert table.target.num_tokens.tolist() == [1, 2, 4, 8]
     assert (table.target.batch_size[-1], table.target.context_len[-1]) == (8, 512)
     # Over all cells: a single one may have been measured while the machine did something else.
@@ -96,6 +97,8 @@ def test_the_server_asks_after_every_level_where_that_is_cheap_against_a_round(
         assert metrics["planned_verify_size",] == 8
         assert metrics["planned_depth",] == 3
         assert metrics["observed_nodes",] > 0
+        # By this table launching is all of a round, and takes longer than rounds do.
+        assert metrics["scheduler_us",] == 0
 
 
 def test_metrics_add_up_to_what_clients_were_told(server, answers):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from sgl_eagle_harness.policies.observation_log import ObservationLog, Observati
 from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape, choose_shape
+from sgl_eagle_harness.scheduler_time import HostRound, SchedulerTime, round_us
 from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
 from sgl_eagle_harness.types import (
     BatchContext,
@@ -50,6 +52,16 @@ STEPS_TIMED_AT_ONCE = 32
 
 _Key = tuple[int, float]
 """Batch size, and the context that stands for those that share a plan."""
+_Sizes = tuple[int, int, int]
+"""Batch size, levels drafted, nodes verified."""
+
+
+class _Modelled(NamedTuple):
+    """A round that ran, by the cost table: in a row, and what of it the host launches."""
+
+    shape: int
+    row_us: float
+    launch_us: float
 
 
 @dataclass(slots=True)
@@ -94,6 +106,7 @@ class OnlinePlanPolicy:
         self._calibration = OnlineCalibration(calibration, num_depths=plan.num_steps)
         self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
         self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
+        self._scheduler = SchedulerTime(batch_edges)
         self._index = {shape: index for index, shape in enumerate(plan.shapes)}
         self._chosen: dict[tuple[_Key, int | None], int] = {}
         self._running: int | None = None
@@ -137,6 +150,30 @@ class OnlinePlanPolicy:
         """The shape of the latest round, trials apart; None before the first."""
         return None if self._running is None else self._plan.shapes[self._running]
 
+    def scheduler_us(self, batch_size: int) -> float:
+        """The scheduler's time between two rounds, as far as it was seen.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            Microseconds.
+        """
+        return self._scheduler.us(batch_size)
+
+    def shape_us(self, batch_size: int, context_len: float) -> FloatArray:
+        """Predicted time of a round of every shape, corrected by what was measured.
+
+        Args:
+            batch_size: Requests decoded together.
+            context_len: Tokens before the roots.
+
+        Returns:
+            [J] float64 microseconds, in the order of `plan.shapes`.
+        """
+        modelled = self._modelled_us(batch_size, context_len)
+        return np.asarray(modelled * self._times.ratios(batch_size))
+
     def shape_tok_per_us(self, batch_size: int, context_len: float) -> FloatArray:
         """Predicted throughput of every shape, at times corrected by what was measured.
 
@@ -147,8 +184,8 @@ class OnlinePlanPolicy:
         Returns:
             [J] float64 tokens per microsecond of the whole batch, in the order of `plan.shapes`.
         """
-        predicted = self._plan.shape_tok_per_us(batch_size, context_len)
-        return np.asarray(predicted / self._times.ratios(batch_size))
+        tokens = self._plan.shape_tokens
+        return np.asarray(batch_size * tokens / self.shape_us(batch_size, context_len))
 
     def price_tok_per_us(self, batch_size: int) -> float:
         """Predicted throughput of the best shape.
@@ -266,40 +303,69 @@ class OnlinePlanPolicy:
         if self._latest is None:
             return
         context_len = self._latest[1]
-        known: dict[tuple[int, int, int], tuple[int, float] | None] = {}
-        rounds = []
+        known: dict[_Sizes, _Modelled | None] = {}
+        timed: list[tuple[VerifiedRows, float, _Sizes, _Modelled]] = []
         for rows in steps:
             if rows.elapsed_us is None or not len(rows.depths):
                 continue
             # Of a batch of a few rows NumPy's takes several times as long.
-            key = rows.batch_size, max(rows.depths.tolist()), max(rows.num_draft_tokens.tolist())
-            if key not in known:
-                known[key] = self._expected(*key, context_len)
-            if (expected := known[key]) is not None:
-                index, expected_us = expected
-                rounds.append(
-                    TimedRound(
-                        batch_size=rows.batch_size,
-                        shape=index,
-                        elapsed_us=rows.elapsed_us,
-                        expected_us=expected_us,
-                    )
+            sizes = rows.batch_size, max(rows.depths.tolist()), max(rows.num_draft_tokens.tolist())
+            if sizes not in known:
+                known[sizes] = self._modelled(*sizes, context_len)
+            if (modelled := known[sizes]) is not None:
+                timed.append((rows, rows.elapsed_us, sizes, modelled))
+        self._scheduler.observe(
+            [
+                HostRound(
+                    batch_size=rows.batch_size,
+                    shape=modelled.shape,
+                    rest_us=elapsed_us - modelled.launch_us,
+                    host_bound=rows.host_bound,
                 )
-        self._times.observe(rounds)
+                for rows, elapsed_us, _, modelled in timed
+            ]
+        )
+        expected_us = {
+            sizes: float(round_us(modelled.row_us, modelled.launch_us, self.scheduler_us(sizes[0])))
+            for sizes, modelled in known.items()
+            if modelled is not None
+        }
+        self._times.observe(
+            [
+                TimedRound(
+                    batch_size=rows.batch_size,
+                    shape=modelled.shape,
+                    elapsed_us=elapsed_us,
+                    expected_us=expected_us[sizes],
+                )
+                for rows, elapsed_us, sizes, modelled in timed
+            ]
+        )
 
-    def _expected(
+    def _modelled(
         self, batch_size: int, depth: int, num_nodes: int, context_len: float
-    ) -> tuple[int, float] | None:
-        # Index and microseconds of the shape that ran; None of one that is not the plan's. A tree
-        # may have fewer nodes than were asked for.
+    ) -> _Modelled | None:
+        # The shape that ran; None of one that is not the plan's. A tree may have fewer nodes than
+        # were asked for.
         size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
         index = self._index.get(RoundShape(depth, size))
         if index is None:
             return None
+        row_us = self._plan.shape_us(batch_size, context_len)
+        launch_us = self._plan.shape_launch_us(batch_size, context_len)
         if not depth:
             # Rounds are compared by their medians: one in a window catches up, and counts as none.
-            return index, float(self._plan.costs.target.at(batch_size, 1, context_len))
-        return index, float(self._plan.shape_us(batch_size, context_len)[index])
+            takes_turns = launch_us is row_us
+            row_us = self._plan.costs.target.at(batch_size, [1], context_len)
+            launch_us = row_us if takes_turns else launch_us
+        return _Modelled(index, float(row_us[index]), float(launch_us[index]))
+
+    def _modelled_us(self, batch_size: int, context_len: float) -> FloatArray:
+        return round_us(
+            self._plan.shape_us(batch_size, context_len),
+            self._plan.shape_launch_us(batch_size, context_len),
+            self._scheduler.us(batch_size),
+        )
 
     def _start_trial(self, key: _Key) -> _Trial | None:
         # Of the shape that is most likely to be better than the one that runs, in spite of all.
@@ -310,7 +376,7 @@ class OnlinePlanPolicy:
         best = int(hoped.argmax())
         if best == running:
             return None
-        us = self._plan.shape_us(*key) * self._times.ratios(key[0])
+        us = self.shape_us(*key)
         worst = speed[best] * (1 - doubt[best]) / speed[running]
         cost_rounds = TRIAL_ROUNDS * (us[best] / us[running]) * max(0.0, 1 - worst)
         if PLAIN_ROUND in (self._plan.shapes[best], self._plan.shapes[running]):

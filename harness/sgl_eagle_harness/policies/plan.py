@@ -26,6 +26,7 @@ from sgl_eagle_harness.round_shape import (
     RoundShape,
     choose_shape,
     round_shapes,
+    shape_launch_us,
     shape_tokens,
     shape_us,
 )
@@ -81,6 +82,9 @@ class PlanPolicy:
     _us: dict[tuple[int, float], FloatArray] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _launch_us: dict[tuple[int, float], FloatArray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _best: dict[tuple[int, float], RoundShape] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -120,6 +124,11 @@ class PlanPolicy:
         """None: the same batch size and context always get the same tier."""
         return UNDAMPED
 
+    @property
+    def shape_tokens(self) -> FloatArray:
+        """[J] float64 expected tokens of one request in a round, in the order of `shapes`."""
+        return self._tokens
+
     def shape_tok_per_us(self, batch_size: int, context_len: float) -> FloatArray:
         """Predicted throughput of every shape.
 
@@ -155,6 +164,31 @@ class PlanPolicy:
                 self.costs, self.shapes, topk=self.topk, batch_size=key[0], context_len=key[1]
             )
             self._us[key] = us
+        return us
+
+    def shape_launch_us(self, batch_size: int, context_len: float) -> FloatArray:
+        """The host's own share of a round of every shape, which a device may hide.
+
+        Args:
+            batch_size: Requests decoded together.
+            context_len: Tokens before the roots.
+
+        Returns:
+            [J] float64 microseconds, in the order of `shapes`; do not change it. All of `shape_us`
+            where the cost table does not tell them apart.
+
+        Raises:
+            CostTableRangeError: If the cost table does not reach the batch or the context.
+        """
+        if self.costs.launch is None:
+            return self.shape_us(batch_size, context_len)
+        key = (batch_size, self.planned_context(context_len))
+        us = self._launch_us.get(key)
+        if us is None:
+            us = shape_launch_us(
+                self.costs.launch, self.shapes, batch_size=key[0], context_len=key[1]
+            )
+            self._launch_us[key] = us
         return us
 
     def planned_context(self, context_len: float) -> float:
@@ -203,7 +237,8 @@ class PlanPolicy:
             PolicyConfigError: If they have another shape or are out of range.
         """
         plan = replace(self, expected_drafts=tuple(map(tuple, drafts.tolist())))
-        object.__setattr__(plan, "_us", self._us)
+        for known in ("_us", "_launch_us"):
+            object.__setattr__(plan, known, getattr(self, known))
         return plan
 
     def policy_of(self, shape: RoundShape) -> SpecPolicy:

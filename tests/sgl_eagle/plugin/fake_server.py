@@ -1,5 +1,7 @@
 """A server that exists only as costs on a clock of its own."""
 
+from dataclasses import replace
+
 from sgl_eagle.plugin.profile_grid import GridProfiler, ProfileGrid, RoundSample
 from sgl_eagle_harness.cost_table import CostSetup
 from sgl_eagle_harness.records import ModelIdentity
@@ -23,8 +25,9 @@ CATCH_UP_US = 24.0
 class FakeServer:
     """Rows of two rounds of known cost, on a clock of their own."""
 
-    def __init__(self, seconds_per_round=0.005):
+    def __init__(self, seconds_per_round=0.005, *, runs_ahead=False):
         self.seconds = 0.0
+        self.runs_ahead = runs_ahead
         self.seconds_per_round = seconds_per_round
         self.warmed_up, self.timed = [], []
 
@@ -39,12 +42,15 @@ class FakeServer:
         assert (batch, tokens, context) in self.warmed_up
         self.timed.append((batch, tokens, context))
         self.seconds += 2 * self.seconds_per_round
-        verify_us = 100 + batch * tokens + 0.1 * context
+        plain = RoundSample(
+            verify_us=100 + batch * tokens + 0.1 * context,
+            extend_us=None,
+            draft_step_us=None,
+            launch_us=50.0 + batch + tokens if self.runs_ahead else None,
+        )
         if tokens == 1:
-            plain = RoundSample(verify_us=verify_us, extend_us=None, draft_step_us=None)
-            behind = RoundSample(verify_us=verify_us, extend_us=CATCH_UP_US, draft_step_us=None)
-            return [plain, behind]
-        drafted = RoundSample(verify_us=verify_us, extend_us=10 + tokens, draft_step_us=7.0 * batch)
+            return [plain, replace(plain, extend_us=CATCH_UP_US)]
+        drafted = replace(plain, extend_us=10 + tokens, draft_step_us=7.0 * batch)
         return [drafted, drafted]
 
 

@@ -55,6 +55,7 @@ def make_policy():
 def us_per_step(batch_size, *listeners):
     observer = StepObserver(
         clock=RoundClock(),
+        runs_ahead=False,
         listeners=listeners,
         gauges=lambda _: {},
         export=lambda _: None,

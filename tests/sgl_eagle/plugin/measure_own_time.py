@@ -91,6 +91,7 @@ def measure_round(batch_size, *, learns):
     listeners = (NodeLearner(plan),) if learns else ()
     observer = StepObserver(
         clock=RoundClock(),
+        runs_ahead=False,
         listeners=listeners,
         patient=(AcceptAlarm(),),
         gauges=lambda _: {},

@@ -21,6 +21,7 @@ def run(caplog):
     caplog.set_level(logging.WARNING)
     observer = StepObserver(
         clock=RoundClock(),
+        runs_ahead=False,
         listeners=(AcceptAlarm(window_passes=10),),
         gauges=lambda _: {},
         export=lambda _: None,

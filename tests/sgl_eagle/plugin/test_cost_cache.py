@@ -21,10 +21,10 @@ def record():
 
 def test_a_table_is_found_again(record, tmp_path):
     folder = tmp_path / "new"
-    assert read_cached(folder, SETUP, WANTED) is None
+    assert read_cached(folder, SETUP, WANTED, launches=False) is None
     path = write_cached(folder, record)
     assert [path] == list(folder.iterdir())
-    assert read_cached(folder, SETUP, WANTED) == record
+    assert read_cached(folder, SETUP, WANTED, launches=False) == record
     assert record.to_table().extends_every_step
 
 
@@ -32,14 +32,14 @@ def test_another_setup_has_a_file_of_its_own(record, tmp_path):
     write_cached(tmp_path, record)
     other = SETUP.model_copy(update={"num_threads": 8})
     assert cache_file(tmp_path, other) != cache_file(tmp_path, SETUP)
-    assert read_cached(tmp_path, other, WANTED) is None
+    assert read_cached(tmp_path, other, WANTED, launches=False) is None
 
 
 def test_a_table_of_another_setup_is_refused_with_what_differs(record, tmp_path, caplog):
     other = SETUP.model_copy(update={"device": "NVIDIA H200"})
     write_cached(tmp_path, record).rename(cache_file(tmp_path, other))
     with caplog.at_level(logging.WARNING):
-        assert read_cached(tmp_path, other, WANTED) is None
+        assert read_cached(tmp_path, other, WANTED, launches=False) is None
     assert "device: measured on 'cpu', running 'NVIDIA H200'" in caplog.text
 
 
@@ -58,7 +58,7 @@ def test_a_table_that_does_not_reach_far_enough_is_refused(
     write_cached(tmp_path, record)
     fields = {name: getattr(WANTED, name) for name in WANTED.__slots__}
     with caplog.at_level(logging.WARNING):
-        assert read_cached(tmp_path, SETUP, CostRange(**(fields | change))) is None
+        assert read_cached(tmp_path, SETUP, CostRange(**(fields | change)), launches=False) is None
     assert reason in caplog.text
 
 
@@ -68,9 +68,22 @@ def test_a_table_of_rounds_that_were_timed_alone_is_read_and_not_served(record, 
     assert fields.pop("rounds_in_a_row")
     path.write_text(json.dumps(fields))
     with caplog.at_level(logging.WARNING):
-        assert read_cached(tmp_path, SETUP, WANTED) is None
+        assert read_cached(tmp_path, SETUP, WANTED, launches=False) is None
     assert "rounds_in_a_row must be true, got false" in caplog.text
     assert not load_cost_file(path).to_table().rounds_in_a_row
+
+
+def test_a_table_that_does_not_tell_what_the_host_launches_is_not_served_where_it_counts(
+    record, tmp_path, caplog
+):
+    write_cached(tmp_path, record)
+    with caplog.at_level(logging.WARNING):
+        assert read_cached(tmp_path, SETUP, WANTED, launches=True) is None
+    assert "launch must be measured where the host runs ahead of the device" in caplog.text
+    table, _ = measure(FakeServer(runs_ahead=True), num_repeats=1, grid=GRID)
+    told = CostFile.from_table(table, num_repeats=1, created=record.created)
+    write_cached(tmp_path, told)
+    assert read_cached(tmp_path, SETUP, WANTED, launches=True) == told
 
 
 def test_a_damaged_file_and_a_folder_that_cannot_be_written_are_said(record, tmp_path, caplog):
@@ -79,7 +92,7 @@ def test_a_damaged_file_and_a_folder_that_cannot_be_written_are_said(record, tmp
     blocked = tmp_path / "file"
     blocked.write_text("")
     with caplog.at_level(logging.WARNING):
-        assert read_cached(tmp_path, SETUP, WANTED) is None
+        assert read_cached(tmp_path, SETUP, WANTED, launches=False) is None
         assert write_cached(blocked / "below", record) is None
     assert "is not JSON" in caplog.text
     assert "does not keep its cost table" in caplog.text

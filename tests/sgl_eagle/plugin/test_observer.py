@@ -44,11 +44,14 @@ class Clock:
         return self.seconds
 
 
-def make_observer(*listeners, now=None, reports=None, dropped_ct=lambda: 0):
+def make_observer(
+    *listeners, now=None, reports=None, dropped_ct=lambda: 0, runs_ahead=False, gauges=None
+):
     return StepObserver(
         clock=RoundClock(),
+        runs_ahead=runs_ahead,
         listeners=listeners,
-        gauges=lambda batch_size: {"price_tok_per_us": 0.001 * batch_size},
+        gauges=gauges or (lambda batch_size: {"price_tok_per_us": 0.001 * batch_size}),
         export=[].append if reports is None else reports.append,
         dropped_ct=dropped_ct,
         now=now or Clock(),
@@ -162,6 +165,39 @@ def test_time_between_steps_counts_unless_a_prefill_ran():
         run_step(observer, [request], [[5]])
     elapsed = [step.elapsed_us for step in seen.steps]
     assert elapsed == [None, pytest.approx(1e4), None, pytest.approx(1e4)]
+
+
+class Copy:
+    """SGLang's event behind the copy of a result."""
+
+    def __init__(self, *, is_done):
+        self.query = lambda: is_done
+
+    def synchronize(self):
+        raise AssertionError("waited for the device")
+
+
+def test_a_step_is_host_bound_where_the_next_was_launched_after_the_device_was_done():
+    policy = Recorder()
+    observer = make_observer(make_learner(policy, steps_between_lessons=1), runs_ahead=True)
+    request = FakeRequest("a")
+    for is_done in (True, False, True, True):
+        result = make_result([[5]])
+        result.copy_done = Copy(is_done=is_done)
+        observer.launched([request], result)
+        if len(observer._launched) > 1:
+            observer.completed([0])
+    observer.prefilled()  # launched behind the last, for which the host may have waited
+    observer.completed([0])
+    assert [rows.host_bound for rows in policy.rows] == [True, False, True, False]
+
+
+def test_a_host_that_takes_turns_with_its_device_is_never_slower_or_faster():
+    policy = Recorder()
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
+    for _ in range(3):
+        run_step(observer, [FakeRequest("a")], [[5]])
+    assert [rows.host_bound for rows in policy.rows] == [True] * 3
 
 
 def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
@@ -284,6 +320,13 @@ def test_the_log_line_says_what_a_step_did():
         "accept length 1.50; kept 0.50 of 3.00 proposed and 6.0 drafted a pass; verify size 4.0; "
         "depth 2.0; batch 2.0; plain 0%; 0 tier switches; price 2000.0 tok/s"
     )
+
+
+def test_the_log_line_tells_the_schedulers_time_where_it_is_learnt():
+    reports = []
+    observer = make_observer(reports=reports, gauges=lambda _: {"scheduler_us": 1799.6})
+    run_step(observer, [FakeRequest("a")], [[5]])
+    assert describe_report_of(observer, reports).endswith("; scheduler 1800 us between rounds")
 
 
 def describe_report_of(observer, reports):

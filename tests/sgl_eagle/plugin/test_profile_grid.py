@@ -24,6 +24,12 @@ def test_a_whole_grid_in_rows_of_rounds():
     assert profiler.fewest_repeats == 3 * 2
 
 
+def test_where_the_host_runs_ahead_what_it_launches_is_told_apart():
+    assert measure(FakeServer())[0].launch is None
+    table, _ = measure(FakeServer(runs_ahead=True))
+    assert table.launch.at(4, [1, 8], 64) == pytest.approx([50 + 4 + 1, 50 + 4 + 8])
+
+
 def test_the_ends_come_first_and_points_between_them_if_there_is_time():
     server = FakeServer(seconds_per_round=0.5)
     table, profiler = measure(server, budget_s=30.0)

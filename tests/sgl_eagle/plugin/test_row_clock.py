@@ -71,6 +71,23 @@ def test_where_the_host_is_slower_the_device_waits_and_that_counts():
     assert rounds[1] == rounds[2] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("device_us", [10, 1000])
+def test_what_the_host_launches_does_not_depend_on_the_device_nor_on_the_marks(device_us):
+    from sgl_eagle.plugin.row_clock import RowClock
+
+    class SlowMarks(Stream):
+        def mark(self):
+            self.work(host=7, device=0)
+            return self.device_us
+
+    stream = SlowMarks()
+    clock = RowClock(stream, now=lambda: stream.host_us / 1e6)
+    for _ in range(3):
+        run_round(clock, stream, host=100, device=device_us)
+    expected = {"decide": 5, "draft": 100, "verify": 100, "pack": 1}
+    assert clock.launches_us() == [pytest.approx(expected)] * 3
+
+
 def test_what_follows_the_last_round_belongs_to_none():
     from sgl_eagle.plugin.row_clock import HostMarks, RowClock
 

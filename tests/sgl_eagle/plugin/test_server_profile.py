@@ -1,6 +1,7 @@
 """Rows of rounds on made-up requests: what runs, what counts, and as what."""
 
 import contextlib
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,6 +92,8 @@ def rounds(monkeypatch, request):
     monkeypatch.setattr(compat_profile, "make_decode_batches", make_batches)
     monkeypatch.setattr(compat_profile, "forget_decode_batches", lambda _: None)
     monkeypatch.setattr(server_profile, "marks_of", lambda _: marks)
+    clock = functools.partial(server_profile.RowClock, now=lambda: marks.now_us / 1e6)
+    monkeypatch.setattr(server_profile, "RowClock", clock)
     return server_profile.ServerRounds(Worker(marks), LIMITS, window=WINDOW)
 
 
@@ -101,6 +104,7 @@ def test_all_but_the_first_round_of_a_row_count(rounds):
     assert [sample.verify_us for sample in samples] == [pytest.approx(533)] * 2
     assert [sample.extend_us for sample in samples] == [pytest.approx(60)] * 2
     assert [sample.draft_step_us for sample in samples] == [pytest.approx(80 / 4)] * 2
+    assert [sample.launch_us for sample in samples] == [pytest.approx(533 + 80 + 60)] * 2
 
 
 @pytest.mark.parametrize("rounds", [False], indirect=True)
@@ -108,6 +112,7 @@ def test_where_the_host_cannot_run_ahead_one_round_is_a_row(rounds):
     (sample,) = rounds.time_rounds(3, 8, 100)
     assert len(rounds._worker.rows[0]) == 1
     assert sample.verify_us == pytest.approx(5330)
+    assert sample.launch_us is None
 
 
 @pytest.mark.parametrize(("rounds", "num_counted"), [(True, 3), (False, 1)], indirect=["rounds"])
@@ -117,6 +122,8 @@ def test_the_last_of_a_row_of_plain_rounds_catches_up(rounds, num_counted):
     assert [sample.extend_us for sample in samples[:-1]] == [None] * (num_counted - 1)
     assert samples[-1].extend_us == pytest.approx(32)
     assert {sample.draft_step_us for sample in samples} == {None}
+    if num_counted > 1:
+        assert [sample.launch_us for sample in samples] == [pytest.approx(533)] * num_counted
     # What the draft has not seen, and the token before it, are cached.
     assert {context_len for context_len, _ in rounds._worker.rows[0]} == {WINDOW + 1}
 
@@ -163,3 +170,5 @@ def test_costs_are_measured_in_the_grad_mode_that_serves(rounds):
     assert table.rounds_in_a_row
     assert table.target.us == pytest.approx(np.full((2, 3, 2), 533.0))
     assert float(table.decode_us(1, 1)) == pytest.approx(533 + 32 / WINDOW)
+    assert table.launch.us[:, 0] == pytest.approx(np.full((2, 2), 533.0))
+    assert table.launch.us[:, 1:] == pytest.approx(np.full((2, 2, 2), 533.0 + 80 + 60))

@@ -55,6 +55,7 @@ class Files:
         self.recorder = TraceRecorder(self.send, dense=dense)
         self.observer = StepObserver(
             clock=RoundClock(),
+            runs_ahead=False,
             listeners=(self.recorder,),
             gauges=lambda _: {},
             export=lambda _: None,

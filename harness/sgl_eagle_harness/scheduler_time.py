@@ -1,0 +1,125 @@
+"""What a running server learns about its scheduler: the host's time between two rounds.
+
+A host that runs ahead launches a round while the device works on the one before. Where the device
+is done first, rounds follow each other as fast as the host launches and schedules them, and what is
+left of a round without its launch is the scheduler's. Where the host waits for the device, it is at
+most that.
+
+Letters: J shapes; G ranges of batch sizes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl_eagle_harness.shape_estimates import HALF_LIFE_ROUNDS, PRIOR_ROUNDS, ROUNDS_COMPARED
+from sgl_eagle_harness.types import FloatArray
+
+
+def round_us(row_us: npt.ArrayLike, launch_us: npt.ArrayLike, scheduler_us: float) -> FloatArray:
+    """Time of rounds of a server: those of the slower of device and host.
+
+    Args:
+        row_us: Rounds of a row, with nothing between them; any shape.
+        launch_us: The host's own time of launching them, of that shape; `row_us` where host and
+            device take turns.
+        scheduler_us: The host's time between two rounds.
+
+    Returns:
+        float64 microseconds of that shape.
+    """
+    return np.asarray(np.maximum(row_us, np.asarray(launch_us) + scheduler_us))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRound:
+    """What one round says about the scheduler.
+
+    Attributes:
+        batch_size: Requests decoded together.
+        shape: Index among the J shapes.
+        rest_us: Time since the round before ended, but for launching a round of this shape.
+        host_bound: Whether the host was busy all the time, so that the rest is the scheduler's.
+    """
+
+    batch_size: int
+    shape: int
+    rest_us: float
+    host_bound: bool
+
+
+class SchedulerTime:
+    """The scheduler's time between two rounds, by range of batch sizes.
+
+    Larger batches take it no less, so that a range which was not seen takes over what the next
+    smaller one says.
+    """
+
+    def __init__(self, batch_edges: Sequence[int]) -> None:
+        """Start at no time.
+
+        Args:
+            batch_edges: First batch size of each of the G ranges, ascending from 1.
+        """
+        self._edges = tuple(batch_edges)
+        self._seen_us = np.zeros(len(batch_edges))
+        self._num_rounds = np.zeros(len(batch_edges))
+
+    def us(self, batch_size: int) -> float:
+        """The estimate as it stands.
+
+        Args:
+            batch_size: Requests decoded together.
+
+        Returns:
+            Microseconds, at least 0.
+        """
+        believed = 0.0
+        for place in range(self._range_of(batch_size) + 1):
+            num_rounds, seen_us = float(self._num_rounds[place]), float(self._seen_us[place])
+            if num_rounds:
+                smaller_us = min(believed, seen_us)
+                believed = PRIOR_ROUNDS * smaller_us + num_rounds * seen_us
+                believed /= PRIOR_ROUNDS + num_rounds
+        return believed
+
+    def observe(self, rounds: Sequence[HostRound]) -> None:
+        """Learn from rounds.
+
+        Args:
+            rounds: All since the last call whose time is known, in order.
+        """
+        for (place, _), group in groupby(
+            rounds, lambda each: (self._range_of(each.batch_size), each.shape)
+        ):
+            # A round is over when the next one has been launched: the last, when one of another
+            # shape may have been.
+            *counted, _ = group
+            if counted:
+                self._learn_from(place, counted)
+
+    def _learn_from(self, place: int, rounds: list[HostRound]) -> None:
+        self._num_rounds *= 0.5 ** (len(rounds) / HALF_LIFE_ROUNDS)
+        if len(rounds) < ROUNDS_COMPARED:
+            return
+        host_bound = [each.host_bound for each in rounds]
+        rest_us = np.maximum([each.rest_us for each in rounds], 0.0)
+        # Where the host waited, the scheduler took less. If it did in half of the rounds, those in
+        # which it did not are the scheduler's longest, and all that is known is a bound.
+        median_us = float(np.median(np.where(host_bound, rest_us, -np.inf)))
+        if np.isfinite(median_us):
+            before = float(self._num_rounds[place])
+            self._num_rounds[place] = after = before + len(rounds)
+            self._seen_us[place] += (median_us - self._seen_us[place]) * len(rounds) / after
+        else:
+            most_us = np.median(rest_us)
+            np.minimum(self._seen_us[: place + 1], most_us, out=self._seen_us[: place + 1])
+
+    def _range_of(self, batch_size: int) -> int:
+        return bisect_right(self._edges, batch_size) - 1
