@@ -20,7 +20,7 @@ from sgl_eagle_harness.trace_store import read_dense_trace
 from sgl_eagle_harness.types import TreeLimits
 
 TOPKS = (2, 4, 8)
-CALIBRATED_DEPTHS = 5
+CALIBRATED_DEPTHS = 8
 """Levels of a server whose flags are left out; deeper ones use the last curve. With the third for
 the fourth and fifth, drafts of these are expected too seldom: a path that is as confident after
 more levels is accepted more often."""

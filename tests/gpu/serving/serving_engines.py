@@ -9,11 +9,15 @@ BUILTIN = {
     "eagle3-3-1-4": (3, 1, 4),
     "eagle3-5-4-8": (5, 4, 8),
     "eagle3-5-4-16": (5, 4, 16),
+    "eagle3-8-4-16": (8, 4, 16),
     "eagle3-adaptive": (7, 1, 8),
 }
 """SGLang's own EAGLE-3 by num_steps, topk and num_draft_tokens. The adaptive one starts at the most
 steps that it may take: SGLang 0.5.17 cannot capture its graphs of more than it starts with."""
-OWN_LIMITS = {"sgl-default-6-4-32": (6, 4, 32)}
+OWN_LIMITS = {
+    f"sgl-default-{steps}-{topk}-{tokens}": (steps, topk, tokens)
+    for steps, topk, tokens in ((5, 4, 16), (6, 4, 32), (8, 4, 32))
+}
 """SGL_EAGLE without a policy file, at other limits than its default ones."""
 POLICIES = ("plain", "static", "chain", "eagle2", "price")
 PLAIN = ("sglang", "sglang-again")

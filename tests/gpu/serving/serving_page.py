@@ -24,7 +24,7 @@ from sgl_eagle_kernels.bench.svg import inline_svg
 
 TEMPLATE = Path(__file__).with_name("serving_page.html.j2")
 _PLAIN = ("black", "#888888")
-_BUILTIN = ("#9ecae1", "#4292c6", "#08519c", "#756bb1")
+_BUILTIN = ("#9ecae1", "#4292c6", "#08519c", "#002a5c", "#756bb1")
 _OURS = ("#fdae6b", "#d94801", "#31a354", "#006d2c", "#e7298a", "#7a0177", "#bcbd22")
 
 

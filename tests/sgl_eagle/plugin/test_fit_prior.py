@@ -18,7 +18,7 @@ pytestmark = pytest.mark.reference
 def traces(tmp_path_factory, target_folder, good_draft, prompt_file):
     out = tmp_path_factory.mktemp("prior") / "traces"
     models = ["--target", str(target_folder), "--draft", str(good_draft), "--dtype", "float32"]
-    sizes = ["--max-new-tokens", "40", "--num-steps", "5", "--beams", "2,4,8"]
+    sizes = ["--max-new-tokens", "40", "--num-steps", "8", "--beams", "2,4,8"]
     files = ["--prompts", str(prompt_file), "--out", str(out)]
     assert sgl_eagle(["record", *files, *sizes, *models, "--quiet"]) == 0
     return out
@@ -72,5 +72,5 @@ def test_the_command_prints_every_shape(traces, prior_file, capsys):
     assert lines[1].startswith("map: ")
     shapes = [line.split()[0] for line in lines[4:-1]]
     assert shapes[0] == "1/4/2"
-    assert shapes[-1] == "5/4/16"
+    assert shapes[-1] == "8/4/16"
     assert lines[-1].startswith("expected less kept")
