@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sgl_eagle.plugin import compat, compat_context, compat_graphs, compat_plain
+from sgl_eagle.plugin import compat, compat_context, compat_graphs, compat_plain, compat_slots
 from sgl_eagle.plugin.draft_backlog import window_size
 from sgl_eagle.plugin.draft_check import check_draft
 from sgl_eagle.plugin.draft_head import install_draft_head
@@ -53,6 +53,7 @@ class SglEagleWorker(compat.eagle_worker_class()):  # type: ignore[misc]  # unty
         compat.replace_sampler()
         compat_context.widen_token_table()
         compat_context.widen_attention(self)
+        compat_slots.reserve_for_several_rounds(num_steps=self.speculative_num_steps)
         self._settings = read_settings(os.environ)
         self._limits = limits = TreeLimits(
             num_steps=self.speculative_num_steps,

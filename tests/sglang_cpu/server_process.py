@@ -39,6 +39,7 @@ STAND_IN_ATTENTION = (
     *("--speculative-draft-attention-backend", "intel_amx"),
 )
 TRITON_ATTENTION = ("--attention-backend", "triton")
+TARGET_ATTENTION = ("--attention-backend", "intel_amx")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +157,13 @@ class ForkServer:
 
     @contextmanager
     def serve(
-        self, models: Path, log: Path, *flags: str, fault: str | None = None, **variables: str
+        self,
+        models: Path,
+        log: Path,
+        *flags: str,
+        fault: str | None = None,
+        drafts: bool = True,
+        **variables: str,
     ) -> Iterator[Server]:
         """Run a server until the block ends.
 
@@ -166,14 +173,16 @@ class ForkServer:
             *flags: Added to the command.
             fault: Function of `faults`, or of another module of this folder as MODULE.FUNCTION,
                 that changes the server first.
+            drafts: Whether it is ours; else SGLang serves the target alone.
             **variables: Added to the environment.
 
         Yields:
             The server, healthy.
         """
         with reserved_ports(2) as (port, port_of_ranks):
-            command = [*serving_flags(models, port), "--nccl-port", str(port_of_ranks)]
-            pid = self._start([*command, *self._attention, *flags], log, variables, fault)
+            ours = (*drafting_flags(models), *self._attention) if drafts else TARGET_ATTENTION
+            command = [*serving_flags(models, port), "--nccl-port", str(port_of_ranks), *ours]
+            pid = self._start([*command, *flags], log, variables, fault)
             server = Server(url=f"http://127.0.0.1:{port}", log=log)
             try:
                 self._wait_until_healthy(server, pid)
@@ -196,8 +205,8 @@ class ForkServer:
             Its output.
         """
         with reserved_ports(1) as (port,):
-            command = [*serving_flags(models, port), *self._attention, *flags]
-            pid = self._start(command, log, variables, None)
+            command = [*serving_flags(models, port), *drafting_flags(models), *self._attention]
+            pid = self._start([*command, *flags], log, variables, None)
             try:
                 deadline = time.monotonic() + START_TIMEOUT_S
                 while self._exit_code(pid) is None:
@@ -250,13 +259,18 @@ class ForkServer:
 def serving_flags(models: Path, port: int) -> list[str]:
     return [
         *("--model-path", str(models / "target"), "--device", "cpu", "--dtype", "float32"),
-        *("--speculative-algorithm", "SGL_EAGLE"),
-        *("--speculative-draft-model-path", str(models / "draft")),
         *("--disable-cuda-graph", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
         *("--max-total-tokens", "4096", "--context-length", str(CONTEXT_LENGTH)),
         *("--max-running-requests", str(MAX_RUNNING_REQUESTS), "--host", "127.0.0.1"),
         *("--port", str(port)),
     ]
+
+
+def drafting_flags(models: Path) -> tuple[str, ...]:
+    return (
+        *("--speculative-algorithm", "SGL_EAGLE"),
+        *("--speculative-draft-model-path", str(models / "draft")),
+    )
 
 
 def serving_environment(**variables: str) -> dict[str, str]:
