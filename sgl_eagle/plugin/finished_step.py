@@ -17,7 +17,7 @@ from sgl_eagle.plugin.compat_requests import emitted_tokens
 from sgl_eagle_harness.shared_rows import same_count, same_truth
 from sgl_eagle_harness.types import NO_NODE, BoolArray, CandidateTrees, IntArray
 
-STEPS_LOOKED_AT_TOGETHER = 16
+STEPS_LOOKED_AT_TOGETHER = 32
 """By those who can wait: the first of a row of steps finds cold caches, the others do not."""
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sgl_eagle.plugin.finished_step import TreeSizes
+from sgl_eagle.plugin.finished_step import Drafted, TreeSizes
 from sgl_eagle.plugin.round_mail import RoundMail
 from sgl_eagle_harness.shared_rows import same_count, same_truth
 from sgl_eagle_harness.tree_build import select_rerank
@@ -113,8 +114,34 @@ class ForeseenTrees:
     @cached_property
     def common_sizes(self) -> TreeSizes | None:
         """Sizes of all trees; None if one lacks a node of a level, or stopped early."""
-        bits, lacking, sizes = _complete(self.layout, self.limits)
-        return None if ((self.mail & bits) == lacking).any() else sizes
+        return _common_sizes(self)
+
+
+def note_common_sizes(rounds: Iterable[Drafted | None]) -> None:
+    """Find out the common sizes of rounds, in one look at all of a kind that follow each other.
+
+    Each would find its own when asked, in a look that takes nearly as long. They are told nothing
+    where one of them has a tree that lacks a node, which is rare.
+
+    Args:
+        rounds: Of any kind; others than `ForeseenTrees` are left as they are.
+    """
+    unknown = [
+        each
+        for each in rounds
+        if isinstance(each, ForeseenTrees) and "common_sizes" not in vars(each)
+    ]
+    for _, group in groupby(unknown, lambda each: (each.layout, each.limits)):
+        alike = list(group)
+        sizes = _common_sizes(join_trees(alike))
+        if sizes is not None:
+            for each in alike:
+                vars(each)["common_sizes"] = sizes
+
+
+def _common_sizes(trees: ForeseenTrees) -> TreeSizes | None:
+    bits, lacking, sizes = _complete(trees.layout, trees.limits)
+    return None if ((trees.mail & bits) == lacking).any() else sizes
 
 
 def join_trees(rows: Sequence[ForeseenTrees]) -> ForeseenTrees:

@@ -48,6 +48,7 @@ class HostTransfer:
         self._outgoing = [_EMPTY] * num_slots
         self._together = [_EMPTY]
         self._arriving = [_EMPTY] * num_slots  # the part of a slot that its latest copy fills
+        self._arrived = [_EMPTY.numpy()] * num_slots  # the same memory
         self._events = [torch.cuda.Event() for _ in range(num_slots)] if self._pinned else []
 
     def begin(self, slot: int, tensor: Tensor) -> None:
@@ -84,6 +85,7 @@ class HostTransfer:
         host = self._arriving[slot]
         if host.shape != tensor.shape or host.dtype != tensor.dtype:
             host = self._arriving[slot] = self._place(self._incoming, slot, tensor)
+            self._arrived[slot] = host.numpy()
         host.copy_(tensor, non_blocking=True)
 
     def read(self, slot: int) -> npt.NDArray[Any]:
@@ -95,7 +97,7 @@ class HostTransfer:
         Returns:
             An array of the tensor's shape, owned by the caller.
         """
-        return np.array(self._arriving[slot].numpy())
+        return self._arrived[slot].copy()
 
     def send_into(self, slot: int, target: Tensor, array: npt.NDArray[Any]) -> None:
         """Copy an array to where it belongs on the device.

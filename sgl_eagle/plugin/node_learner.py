@@ -10,7 +10,7 @@ import numpy as np
 
 from sgl_eagle.plugin.compat_requests import completion_length, completion_tokens, is_over
 from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER, Drafted, FinishedStep
-from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, join_trees
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, join_trees, note_common_sizes
 from sgl_eagle_harness.node_outcome import spell_paths
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, VerifiedRows
 from sgl_eagle_harness.types import IntArray
@@ -102,6 +102,7 @@ class NodeLearner:
 
     def _look(self) -> None:
         unseen, self._unseen = self._unseen, []
+        note_common_sizes(step.drafted for step, _ in unseen)
         for step, turn in unseen:
             if turn is not None:
                 self._follow(step, turn)

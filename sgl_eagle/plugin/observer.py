@@ -20,6 +20,7 @@ from sgl_eagle.plugin.finished_step import (
     FinishedStep,
     Noted,
 )
+from sgl_eagle.plugin.foreseen_trees import note_common_sizes
 from sgl_eagle.plugin.metrics_export import StepReport, describe_report
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle_harness.shared_rows import same_truth
@@ -257,6 +258,7 @@ class StepObserver:
 
     def _look_at_uncounted(self) -> None:
         steps, self._uncounted = self._uncounted, []
+        note_common_sizes(step.drafted for step in steps)
         for step in steps:
             self._count(step)
             for listener in self._patient:

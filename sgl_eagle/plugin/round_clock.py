@@ -65,7 +65,7 @@ class RoundClock:
         """
         self._now = now
         self._since = 0.0
-        self._open: list[_OpenStage] = []
+        self._open = [_OpenStage(self)]  # the first stands for all that is outside of stages
         self._stages: dict[Stage, _OpenStage] = {}
         self._round_ct = 0
         self._row_ct = 0
@@ -81,7 +81,7 @@ class RoundClock:
         """
         stage = self._stages.get(name)
         if stage is None:
-            stage = self._stages[name] = _OpenStage(self, name)
+            stage = self._stages[name] = _OpenStage(self)
         return stage
 
     def end_round(self, num_rows: int) -> None:
@@ -104,7 +104,9 @@ class RoundClock:
         """
         if self._round_ct < min_rounds:
             return None
-        self._switch()
+        now = self._now()
+        self._open[-1].seconds += now - self._since
+        self._since = now
         stage_us = {name: 1e6 * stage.take() for name, stage in self._stages.items()}
         times = RoundTimes(round_ct=self._round_ct, row_ct=self._row_ct, stage_us=stage_us)
         self._round_ct = self._row_ct = 0
@@ -121,19 +123,14 @@ class RoundClock:
             for name, stage in sorted(self._stages.items())
         }
 
-    def _switch(self) -> None:
-        now = self._now()
-        if self._open:
-            self._open[-1].seconds += now - self._since
-        self._since = now
-
 
 class _OpenStage:
-    # A class, since a generator would take as long as what some stages count.
-    __slots__ = ("_clock", "name", "seconds", "taken_seconds")
+    # A class, since a generator would take as long as what some stages count, and so would a call
+    # that entering and leaving shared.
+    __slots__ = ("_clock", "seconds", "taken_seconds")
 
-    def __init__(self, clock: RoundClock, name: Stage) -> None:
-        self._clock, self.name = clock, name
+    def __init__(self, clock: RoundClock) -> None:
+        self._clock = clock
         self.seconds = self.taken_seconds = 0.0
 
     def take(self) -> float:
@@ -142,8 +139,11 @@ class _OpenStage:
         return seconds
 
     def __enter__(self) -> None:
-        self._clock._switch()
-        self._clock._open.append(self)
+        clock = self._clock
+        now, stages = clock._now(), clock._open
+        stages[-1].seconds += now - clock._since
+        stages.append(self)
+        clock._since = now
 
     def __exit__(
         self,
@@ -151,5 +151,8 @@ class _OpenStage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._clock._switch()
-        self._clock._open.pop()
+        clock = self._clock
+        now = clock._now()
+        self.seconds += now - clock._since
+        clock._open.pop()
+        clock._since = now

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -153,7 +155,19 @@ class RowClock(RoundClock):
         self._marks = marks
         self._latest: Any = None
         self._spans: list[_Span] = []
+        self._entered: list[Stage] = []
         self._num_ended = 0
+
+    def stage(self, name: Stage) -> AbstractContextManager[None]:
+        """Mark the ends of a block.
+
+        Args:
+            name: The stage that it belongs to.
+
+        Returns:
+            To be entered.
+        """
+        return _MarkedStage(self, name)
 
     def end_round(self, num_rows: int) -> None:
         """Count what has been launched since the round before to this one.
@@ -206,8 +220,28 @@ class RowClock(RoundClock):
     def _switch(self) -> None:
         host_seconds = self._now() - self._since
         mark = self._marks.mark()
-        if self._open:
-            stage = self._open[-1].name
+        if self._entered:
+            stage = self._entered[-1]
             self._spans.append(_Span(self._num_ended, stage, self._latest, mark, host_seconds))
         self._latest = mark
         self._since = self._now()  # a mark takes time, which no round that serves does
+
+
+class _MarkedStage:
+    __slots__ = ("_clock", "_name")
+
+    def __init__(self, clock: RowClock, name: Stage) -> None:
+        self._clock, self._name = clock, name
+
+    def __enter__(self) -> None:
+        self._clock._switch()
+        self._clock._entered.append(self._name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._clock._switch()
+        self._clock._entered.pop()

@@ -14,7 +14,7 @@ from sgl_eagle.plugin.foreseen_rounds import (
     MAILS_KEPT,
     ForeseenRounds,
 )
-from sgl_eagle.plugin.foreseen_trees import ForeseenTrees
+from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, note_common_sizes
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.round_mail import RoundMail
@@ -173,6 +173,29 @@ def test_sizes_are_those_of_the_trees_whatever_the_draft_lacks(fault, depth):
     assert row.num_drafted.tolist() == whole.num_drafted.tolist() == [found.num_drafted[1]]
     valid = row.trees.valid
     assert row.trees.tokens[valid].tolist() == trees.trees.tokens[1][trees.trees.valid[1]].tolist()
+
+
+def test_a_look_at_many_rounds_finds_what_each_would():
+    def some_rounds():
+        rounds = []
+        for seed, depth in enumerate([2, 2, NUM_STEPS, 2, 2, 1, 1]):
+            layout, mail = some_mail(seed, num_rows=1 + seed)
+            if seed == 3:
+                layout.frontier(mail, 0)[1, 1] = -1
+            limits = TreeLimits(num_steps=depth, topk=BRANCHES, num_draft_tokens=3)
+            rounds.append(ForeseenTrees(layout=layout, mail=mail, limits=limits))
+        return rounds
+
+    alone, together = some_rounds(), some_rounds()
+    there = DraftedTrees(
+        trees=alone[0].trees, columns=alone[0].columns, speculating=alone[0].speculating
+    )
+    note_common_sizes([None, there, *together])
+    # Those of the third row in a row look for themselves, since one of them lacks a node.
+    assert ["common_sizes" in vars(each) for each in together] == [True] * 3 + [False] * 2 + [
+        True
+    ] * 2
+    assert [each.common_sizes for each in together] == [each.common_sizes for each in alone]
 
 
 @pytest.mark.parametrize("dense", [False, True], ids=["ordinary", "dense"])
