@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,8 @@ BUDGET_S = 30.0
 NUM_REPEATS = 5
 """Of rows of two rounds that count, three: the median leaves one out that something else slowed."""
 SECONDS_PER_LOG_LINE = 5.0
+MOST_DISAGREEMENT = 1.4
+"""Factor between two passes over the same cells from which on something else ran during one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,10 @@ class _Samples:
     extend_us: list[float] = field(default_factory=list)
     draft_step_us: list[float] = field(default_factory=list)
     launch_us: list[float] = field(default_factory=list)
+    rows_us: list[float] = field(default_factory=list)
 
     def add(self, row: list[RoundSample]) -> None:
+        self.rows_us.append(float(np.median([sample.verify_us for sample in row])))
         for sample in row:
             self.verify_us.append(sample.verify_us)
             if sample.extend_us is not None:
@@ -147,6 +151,7 @@ class GridProfiler:
         now: Callable[[], float],
         budget_s: float = BUDGET_S,
         num_repeats: int = NUM_REPEATS,
+        agree: Callable[[float], float] = float,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -156,21 +161,24 @@ class GridProfiler:
             now: Seconds on a clock that never goes back.
             budget_s: No row is started after so long.
             num_repeats: Rounds behind each median, if there is time.
+            agree: Gives the number that counts, where several measure together.
         """
         self._grid, self._rounds, self._now = grid, rounds, now
-        self._budget_s, self._num_repeats = budget_s, num_repeats
+        self._budget_s, self._num_repeats, self._agree = budget_s, num_repeats, agree
         self._cells: dict[tuple[int, int, int], _Samples] = {}
         self._started = self._logged = 0.0
         self.num_rounds = 0
+        self.disagreement = np.nan
 
     def measure(self, setup: CostSetup) -> CostTable:
-        """Run the rounds.
+        """Run the rounds; once more if they took other times when they were repeated.
 
         Args:
             setup: What is measured.
 
         Returns:
-            Medians; the times of decisions are left at 0.
+            Medians; the times of decisions are left at 0. `disagreement` then says how far two
+            passes over the same cells were apart, as a factor; NaN if nothing ran twice.
 
         Raises:
             CostTableError: If not even the ends of the axes could be measured in time.
@@ -187,14 +195,16 @@ class GridProfiler:
                 f"{self._grid.context_lens[-1]} tokens could not be measured within "
                 f"{self._budget_s:.0f} s"
             )
-        for _ in range(1, self._num_repeats):  # a row brings one at least
-            for size in self._grid.num_tokens:  # outermost: a round after one of its size is usual
-                for batch in axes[0]:
-                    for context in axes[1]:
-                        cell = self._cells[batch, size, context]
-                        if len(cell.verify_us) < self._num_repeats:
-                            self._run(batch, size, context)
+        self._repeat(*axes)
+        self.disagreement = self._agree(_disagreement(self._cells.values()))
+        if self.is_restless:
+            self._measure_once_more(*axes)
         return self._table(setup, *axes)
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether the times that were measured are those of a device that did something else."""
+        return self.disagreement > MOST_DISAGREEMENT
 
     @property
     def fewest_repeats(self) -> int:
@@ -215,6 +225,29 @@ class GridProfiler:
                     if (batch, size, context) not in self._cells:
                         return False
         return True
+
+    def _repeat(self, batches: tuple[int, ...], contexts: tuple[int, ...]) -> None:
+        for _ in range(self._num_repeats):  # a row brings one at least
+            for size in self._grid.num_tokens:  # outermost: a round after one of its size is usual
+                for batch in batches:
+                    for context in contexts:
+                        cell = self._cells.get((batch, size, context))
+                        if cell is None or len(cell.verify_us) < self._num_repeats:
+                            self._run(batch, size, context)
+
+    def _measure_once_more(self, batches: tuple[int, ...], contexts: tuple[int, ...]) -> None:
+        logger.info(
+            "SGL_EAGLE measures its costs once more: rounds took up to %.2f times as long, or as "
+            "short, when they were repeated",
+            self.disagreement,
+        )
+        first, self._cells = self._cells, {}
+        self._repeat(batches, contexts)
+        again = self._agree(_disagreement(self._cells.values()))
+        if len(self._cells) < len(first) or np.isnan(again):
+            self._cells = first  # there was no time
+        else:
+            self.disagreement = again
 
     def _run(self, batch: int, size: int, context: int) -> None:
         if self._is_late():
@@ -287,6 +320,26 @@ class GridProfiler:
         if not samples:
             raise CostTableError("no round ran a draft step, so its cost is not known")
         return float(np.median(samples))
+
+
+def _disagreement(cells: Collection[_Samples]) -> float:
+    """How far passes over the same cells are apart: one cell may be off, but not half of them.
+
+    Args:
+        cells: Measured in the same order in every pass.
+
+    Returns:
+        Largest over smallest of what the passes took for a typical cell; NaN if no pass has reached
+        half of the cells again.
+    """
+    levels = [1.0]
+    for index in range(1, max((len(cell.rows_us) for cell in cells), default=0)):
+        ratios = [
+            cell.rows_us[index] / cell.rows_us[0] for cell in cells if len(cell.rows_us) > index
+        ]
+        if 2 * len(ratios) >= len(cells):
+            levels.append(float(np.median(ratios)))
+    return max(levels) / min(levels) if len(levels) > 1 else np.nan
 
 
 def _growing_axes(

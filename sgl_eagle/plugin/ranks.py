@@ -87,4 +87,15 @@ class Ranks:
         Returns:
             A clock that all ranks read equally often.
         """
-        return lambda: float(self.share(np.array([now()]))[0])
+        return lambda: self.share_number(now())
+
+    def share_number(self, number: float) -> float:
+        """The first rank's number.
+
+        Args:
+            number: What counts on the first rank alone.
+
+        Returns:
+            It, on all ranks.
+        """
+        return float(self.share(np.array([number]))[0])

@@ -1,4 +1,4 @@
-"""Measures what decode rounds cost on this server, through the worker that will serve.
+"""Runs rows of decode rounds through the worker that will serve, and takes their times.
 
 Rounds follow each other as while serving, so that what the host does behind the device's back
 counts for nothing, as it does then. They run on requests that do not exist: their cache rows point
@@ -7,33 +7,21 @@ at slots of the empty pool. Before the first real request nothing reads what the
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import torch
 
 from sgl_eagle.plugin import compat_profile
-from sgl_eagle.plugin.cost_cache import CostRange, read_cached, write_cached
-from sgl_eagle.plugin.draft_backlog import window_size
-from sgl_eagle.plugin.profile_grid import GridProfiler, RoundSample, grid_for
-from sgl_eagle.plugin.ranks import Ranks
+from sgl_eagle.plugin.profile_grid import (
+    RoundSample,
+)
 from sgl_eagle.plugin.round_clock import Stage
 from sgl_eagle.plugin.row_clock import RowClock, marks_of
-from sgl_eagle.plugin.server_flags import PluginSettings
-from sgl_eagle.reference.decision_time import with_decision_times
-from sgl_eagle_harness.cost_file import CostFile
-from sgl_eagle_harness.cost_table import CostSetup
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.tier import SpeculationTier
 from sgl_eagle_harness.types import BatchContext, BoolArray, TreeLimits
-from sgl_eagle_tuner.provenance import collect_provenance
-
-logger = logging.getLogger(__name__)
 
 ROUNDS_IN_A_ROW = 3
 """Where the host runs ahead of the device: the first finds it idle, and does not count. Elsewhere
@@ -193,94 +181,3 @@ def probe_policy(limits: TreeLimits, num_tokens: int) -> Eagle2Policy:
     if num_tokens == 1:
         return _PlainProbe(limits=limits)
     return Eagle2Policy(limits=replace(limits, num_draft_tokens=num_tokens))
-
-
-def measured_costs(
-    worker: Any,
-    limits: TreeLimits,
-    sizes: tuple[int, ...],
-    settings: PluginSettings,
-    *,
-    setup: CostSetup,
-    ranks: Ranks,
-) -> CostFile:
-    """The cost table of this server, from the cache or measured now.
-
-    Args:
-        worker: Our worker, ready to serve.
-        limits: Upper limits of the trees.
-        sizes: Verify sizes, ascending from 1.
-        settings: Which cache to use.
-        setup: What is served.
-        ranks: All measure together and get the table of the first, which alone uses the cache.
-
-    Returns:
-        The record.
-
-    Raises:
-        CostTableError: If the time limit does not suffice for the smallest grid.
-    """
-    wanted = CostRange(
-        batch_size=int(worker.server_args.max_running_requests),
-        num_tokens=sizes[-1],
-        width=limits.topk,
-        context_len=int(worker.target_worker.model_runner.model_config.context_len),
-    )
-    runs_ahead = marks_of(str(worker.device)).host_runs_ahead
-    cache = settings.cost_cache if ranks.leads else None
-    cached = None if cache is None else read_cached(cache, setup, wanted, launches=runs_ahead)
-    shared = ranks.share_text(None if cached is None else cached.model_dump_json())
-    if shared is not None:
-        logger.info("SGL_EAGLE takes its costs from the cache in %s", settings.cost_cache)
-        return CostFile.model_validate_json(shared) if cached is None else cached
-    record = _measure(worker, limits, sizes, wanted, setup, ranks)
-    # What a rank makes of its own times could differ, down to the kind of its policy.
-    first = ranks.share_text(record.model_dump_json())
-    record = record if first is None else CostFile.model_validate_json(first)
-    path = None if cache is None else write_cached(cache, record)
-    if path is not None:
-        logger.info("SGL_EAGLE keeps its costs in %s", path)
-    return record
-
-
-def _measure(
-    worker: Any,
-    limits: TreeLimits,
-    sizes: tuple[int, ...],
-    wanted: CostRange,
-    setup: CostSetup,
-    ranks: Ranks,
-) -> CostFile:
-    grid = grid_for(
-        largest_batch=wanted.batch_size,
-        sizes=sizes,
-        longest_context=wanted.context_len,
-        width=wanted.width,
-    )
-    logger.info(
-        "SGL_EAGLE measures its costs: batches %s, %s tokens verified, contexts %s",
-        *(grid.batch_sizes, grid.num_tokens, grid.context_lens),
-    )
-    started = time.perf_counter()
-    rounds = ServerRounds(worker, limits, window=window_size(sizes))
-    # A rank that gave up earlier than another would leave it waiting within a round.
-    profiler = GridProfiler(grid, rounds, now=ranks.clock(time.perf_counter))
-    try:
-        # As SGLang serves; what inference mode allocates, serving may not write.
-        with torch.no_grad():
-            table = profiler.measure(setup)
-            exchange_us = rounds.exchange_us()
-    finally:
-        compat_profile.forget_decode_batches(worker)
-    table = with_decision_times(table)
-    record = CostFile.from_table(
-        replace(table, decide_us=table.decide_us + exchange_us),
-        num_repeats=profiler.fewest_repeats,
-        created=datetime.now(UTC),
-        commit=collect_provenance(seed=0).commit,
-    )
-    logger.info(
-        "SGL_EAGLE measured its costs in %.1f s: %d rounds, at least %d of each kind",
-        *(time.perf_counter() - started, profiler.num_rounds, profiler.fewest_repeats),
-    )
-    return record

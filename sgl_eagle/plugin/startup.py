@@ -24,8 +24,8 @@ from sgl_eagle.plugin.observer import StepListener, StepObserver
 from sgl_eagle.plugin.policy_source import SGLANG_ENGINE
 from sgl_eagle.plugin.ranks import Ranks
 from sgl_eagle.plugin.round_clock import RoundClock
+from sgl_eagle.plugin.server_costs import measured_costs
 from sgl_eagle.plugin.server_flags import PluginSettings
-from sgl_eagle.plugin.server_profile import measured_costs
 from sgl_eagle.plugin.server_setup import server_setup
 from sgl_eagle.plugin.trace_pipe import TracePipe
 from sgl_eagle.plugin.trace_recorder import TraceRecorder

@@ -1,96 +1,24 @@
 """Rows of rounds on made-up requests: what runs, what counts, and as what."""
 
-import contextlib
 import functools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_server import SETUP
+from fake_rounds import WINDOW, Marks, Worker, make_batches
 
 from sgl_eagle_harness.types import BatchContext, TreeLimits
 
 pytestmark = pytest.mark.reference
 
 LIMITS = TreeLimits(num_steps=5, topk=4, num_draft_tokens=16)
-WINDOW = 16
-STAGE_US = {"decide": 3.0, "roots": 10.0, "verify": 500.0, "pack": 20.0}
-
-
-class Marks:
-    """A clock that is set by hand, of a device that the host may run ahead of."""
-
-    def __init__(self, *, host_runs_ahead):
-        self.host_runs_ahead = host_runs_ahead
-        self.now_us = 0.0
-
-    def mark(self):
-        return self.now_us
-
-    def wait(self):
-        pass
-
-    def us_between(self, start, end):
-        return end - start
-
-
-class Worker:
-    """Rounds of known cost; the first of a row takes ten times as long."""
-
-    device = "cpu"
-
-    def __init__(self, marks):
-        self.marks = marks
-        self.rows = []
-        self.grad_modes = set()
-        self.server_args = SimpleNamespace(max_running_requests=4)
-        model_config = SimpleNamespace(context_len=64)
-        self.target_worker = SimpleNamespace(
-            model_runner=SimpleNamespace(model_config=model_config)
-        )
-
-    @contextlib.contextmanager
-    def probing(self, policy, clock, tiers, *, num_unseen):
-        self.policy, self.clock, self.num_unseen = policy, clock, num_unseen
-        self.drafts = {tier.speculates for tier in tiers.values()} == {True}
-        self.rows.append([])
-        yield
-
-    def forward_batch_generation(self, batch):
-        import torch
-
-        self.grad_modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-        row, marks = self.rows[-1], self.marks
-        row.append((batch.context_len, self.num_unseen))
-        scale = 10 if len(row) == 1 else 1
-        asked = self.policy.confidence_order.num_certain_steps == 0
-        stages = dict(STAGE_US)
-        if self.drafts:
-            stages |= {"draft": 80.0, "extend": 60.0} | ({"wait": 40.0} if asked else {})
-        elif self.num_unseen == WINDOW:
-            stages["extend"] = 32.0
-            self.num_unseen = 0
-        with self.clock.stage("decide"):
-            marks.now_us += scale * stages.pop("decide")
-            for stage, us in stages.items():
-                with self.clock.stage(stage):
-                    marks.now_us += scale * us
-            self.clock.end_round(len(batch.reqs))
-        self.num_unseen += 1
 
 
 @pytest.fixture
 def rounds(monkeypatch, request):
     from sgl_eagle.plugin import compat_profile, server_profile
 
-    def make_batches(worker, num_batches, *, batch_size, context_len):
-        del worker
-        requests = [SimpleNamespace(rid=str(index)) for index in range(batch_size)]
-        return [SimpleNamespace(reqs=requests, context_len=context_len)] * num_batches
-
     marks = Marks(host_runs_ahead=request.param)
     monkeypatch.setattr(compat_profile, "make_decode_batches", make_batches)
-    monkeypatch.setattr(compat_profile, "forget_decode_batches", lambda _: None)
     monkeypatch.setattr(server_profile, "marks_of", lambda _: marks)
     clock = functools.partial(server_profile.RowClock, now=lambda: marks.now_us / 1e6)
     monkeypatch.setattr(server_profile, "RowClock", clock)
@@ -154,21 +82,3 @@ def test_probes_draft_as_a_plan_does(num_tokens):
     assert decides_nothing(probe)
     assert probe.should_speculate(batch).all()
     assert not probe_policy(LIMITS, 1).should_speculate(batch).any()
-
-
-@pytest.mark.parametrize("rounds", [True], indirect=True)
-def test_costs_are_measured_in_the_grad_mode_that_serves(rounds):
-    from sgl_eagle.plugin.server_profile import measured_costs
-
-    worker = rounds._worker
-    ranks = SimpleNamespace(leads=True, share_text=lambda _: None, clock=lambda now: now)
-    settings = SimpleNamespace(cost_cache=None)
-    record = measured_costs(worker, LIMITS, (1, 8, 16), settings, setup=SETUP, ranks=ranks)
-    # What inference mode allocates, such as room for mail, serving could not write.
-    assert worker.grad_modes == {(False, False)}
-    table = record.to_table()
-    assert table.rounds_in_a_row
-    assert table.target.us == pytest.approx(np.full((2, 3, 2), 533.0))
-    assert float(table.decode_us(1, 1)) == pytest.approx(533 + 32 / WINDOW)
-    assert table.launch.us[:, 0] == pytest.approx(np.full((2, 2), 533.0))
-    assert table.launch.us[:, 1:] == pytest.approx(np.full((2, 2, 2), 533.0 + 80 + 60))
