@@ -158,7 +158,7 @@ class FinishedStep:
         kept: Drafts that the target kept, of each request.
         result: SGLang's `GenerationBatchResult`, on the host; None once `forget_result` was called.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
-        host_bound: Whether it is known that the host waited for no device in that time.
+        host_bound: Whether the host waited for no device in that time; None if it is not known.
     """
 
     requests: list[Any]
@@ -167,7 +167,7 @@ class FinishedStep:
     kept: Sequence[int]
     result: Any
     elapsed_us: float | None
-    host_bound: bool = False
+    host_bound: bool | None = None
 
     @property
     def batch_size(self) -> int:

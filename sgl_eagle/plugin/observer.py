@@ -185,13 +185,13 @@ class StepObserver:
         if now - self._last_export >= SECONDS_PER_EXPORT:
             self.publish()
 
-    def _was_host_bound(self) -> bool:
+    def _was_host_bound(self) -> bool | None:
         # Of the step that is looked at. A host that takes turns with the device is all there is to
         # a round's time. Else the next step has been launched, or a prefill has, which takes other
         # times.
         if not self._runs_ahead:
             return True
-        return bool(self._launched) and self._launched[0].found_device_idle
+        return self._launched[0].found_device_idle if self._launched else None
 
     def _counted(self, requests: list[Any]) -> BoolArray:
         # Under overlap scheduling the step after this one has been launched: of requests that had

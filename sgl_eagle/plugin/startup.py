@@ -18,6 +18,7 @@ from sgl_eagle.plugin.builtin_policy import (
     load_prior,
 )
 from sgl_eagle.plugin.compat_relay import host_runs_ahead
+from sgl_eagle.plugin.cost_cache import cache_file
 from sgl_eagle.plugin.metrics_export import PrometheusExport, StepReport
 from sgl_eagle.plugin.node_learner import NodeLearner
 from sgl_eagle.plugin.observer import StepListener, StepObserver
@@ -27,6 +28,7 @@ from sgl_eagle.plugin.round_clock import RoundClock
 from sgl_eagle.plugin.server_costs import measured_costs
 from sgl_eagle.plugin.server_flags import PluginSettings
 from sgl_eagle.plugin.server_setup import server_setup
+from sgl_eagle.plugin.table_alarm import TableAlarm
 from sgl_eagle.plugin.trace_pipe import TracePipe
 from sgl_eagle.plugin.trace_recorder import TraceRecorder
 from sgl_eagle.reference.draft_config import load_draft_config
@@ -109,6 +111,11 @@ def make_observer(
     listeners: list[StepListener] = []
     if isinstance(policy, LearningPolicy):
         listeners.append(NodeLearner(policy))
+    patient: list[StepListener] = [AcceptAlarm()]
+    if isinstance(policy, OnlinePlanPolicy):
+        folder, setup = settings.cost_cache, policy.plan.costs.setup
+        table = None if folder is None else cache_file(folder, setup)
+        patient.append(TableAlarm(policy, table))
     recorder = None
     if settings.record is not None:
         setup = server_setup(worker, in_graphs=False)
@@ -118,7 +125,7 @@ def make_observer(
         clock=clock,
         runs_ahead=host_runs_ahead(worker),
         listeners=tuple(listeners),
-        patient=(AcceptAlarm(),),
+        patient=tuple(patient),
         gauges=lambda batch_size: policy_gauges(policy, batch_size),
         export=_exporter(worker.server_args),
         dropped_ct=(lambda: 0) if recorder is None else (lambda: recorder.dropped_ct),

@@ -189,3 +189,26 @@ def test_where_host_and_device_take_turns_the_scheduler_adds_to_every_round(batc
     assert learnt == pytest.approx(SCHEDULER_US[batch_size], rel=0.1)
     wanted = plan.shape_us(batch_size, 256) + learnt
     assert server.policy.shape_us(batch_size, 256) == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_table_that_is_off_shows_in_rounds_that_the_device_decides():
+    costs = make_costs()
+    halved = replace(costs, target=replace(costs.target, us=costs.target.us * 0.5))
+    server = Server(make_plan(halved))
+    truth = make_plan(costs)
+    server.round_us = lambda batch, shape: (
+        truth.shape_us(batch, 256)[truth.shapes.index(shape)],
+        1000.0,
+    )
+    assert server.policy.table_ratio is None
+    server.serve(128, 3 * REFRESH_STEPS)
+    assert server.policy.num_refreshes == 2  # the third is under way
+    assert server.policy.table_ratio > 1.4
+
+
+def test_rounds_of_a_host_that_is_slower_say_nothing_about_the_table():
+    server = Server(make_plan(make_costs()))
+    server.round_us = lambda _, shape: (100.0, 9000.0 + shape.num_steps)
+    server.serve(4, 5 * REFRESH_STEPS)
+    assert server.policy.num_refreshes >= 4
+    assert server.policy.table_ratio is None

@@ -18,7 +18,7 @@ class VerifiedRows:
     Attributes:
         batch_size: Requests decoded together.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
-        host_bound: Whether it is known that the host waited for no device in that time.
+        host_bound: Whether the host waited for no device in that time; None if it is not known.
         depths: [B] int64, levels drafted, 0 for plain rows.
         num_draft_tokens: [B] int64, nodes verified, root included.
         num_correct_drafts: [B] int64.
@@ -26,7 +26,7 @@ class VerifiedRows:
 
     batch_size: int
     elapsed_us: float | None
-    host_bound: bool = False
+    host_bound: bool | None = None
     depths: IntArray
     num_draft_tokens: IntArray
     num_correct_drafts: IntArray

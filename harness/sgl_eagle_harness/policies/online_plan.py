@@ -47,6 +47,8 @@ TRIAL_SHARE = 0.005
 of batch sizes saves up for its own: the dearer a trial, the rarer."""
 MOST_SAVED_ROUNDS = 8.0
 """Rounds that may be saved up, so that hours without a trial do not lead to many in a row."""
+FEWEST_DEVICE_ROUNDS = 32
+"""Rounds of a refresh, a quarter of them, that say how far the cost table is off."""
 STEPS_TIMED_AT_ONCE = 32
 """Steps whose times one round learns from: about as long as any other part of a refresh takes."""
 
@@ -113,6 +115,9 @@ class OnlinePlanPolicy:
         self._latest: _Key | None = None
         self._trial: _Trial | None = None
         self._saved_rounds = np.zeros(len(batch_edges))
+        self._device_ratios: list[float] = []
+        self._table_ratio: float | None = None
+        self._num_refreshes = 0
         self.limits: TreeLimits = plan.limits
 
     @property
@@ -160,6 +165,20 @@ class OnlinePlanPolicy:
             Microseconds.
         """
         return self._scheduler.us(batch_size)
+
+    @property
+    def table_ratio(self) -> float | None:
+        """Measured over predicted time of a typical round whose device was slower than its host.
+
+        The prediction is the cost table's, before anything that was learnt. Of the latest refresh;
+        None if it knew of fewer than `FEWEST_DEVICE_ROUNDS` such rounds.
+        """
+        return self._table_ratio
+
+    @property
+    def num_refreshes(self) -> int:
+        """Refreshes so far."""
+        return self._num_refreshes
 
     def shape_us(self, batch_size: int, context_len: float) -> FloatArray:
         """Predicted time of a round of every shape, corrected by what was measured.
@@ -292,6 +311,7 @@ class OnlinePlanPolicy:
         for start in range(0, len(seen.steps), STEPS_TIMED_AT_ONCE):
             self._learn_times(seen.steps[start : start + STEPS_TIMED_AT_ONCE])
             yield
+        self._learn_table_ratio()
         self._plan = self._plan.with_expected_drafts(self._yield.expected_drafts())
         self._chosen.clear()
         for rows in seen.steps:
@@ -320,7 +340,7 @@ class OnlinePlanPolicy:
                     batch_size=rows.batch_size,
                     shape=modelled.shape,
                     rest_us=elapsed_us - modelled.launch_us,
-                    host_bound=rows.host_bound,
+                    host_bound=bool(rows.host_bound),
                 )
                 for rows, elapsed_us, _, modelled in timed
             ]
@@ -330,6 +350,11 @@ class OnlinePlanPolicy:
             for sizes, modelled in known.items()
             if modelled is not None
         }
+        self._device_ratios += (
+            elapsed_us / expected_us[sizes]
+            for rows, elapsed_us, sizes, _ in timed
+            if rows.host_bound is not None and not rows.host_bound
+        )
         self._times.observe(
             [
                 TimedRound(
@@ -341,6 +366,12 @@ class OnlinePlanPolicy:
                 for rows, elapsed_us, sizes, modelled in timed
             ]
         )
+
+    def _learn_table_ratio(self) -> None:
+        ratios, self._device_ratios = self._device_ratios, []
+        known = len(ratios) >= FEWEST_DEVICE_ROUNDS
+        self._table_ratio = float(np.median(ratios)) if known else None
+        self._num_refreshes += 1
 
     def _modelled(
         self, batch_size: int, depth: int, num_nodes: int, context_len: float

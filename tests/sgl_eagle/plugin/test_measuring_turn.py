@@ -55,7 +55,7 @@ def take_turn(folder, clock, name="gpu-0"):
 
 
 def test_nobody_waits_where_nobody_measures(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "sgl_eagle")
     for _ in range(2):  # the turn ends with the block
         with take_turn(tmp_path, Clock()) as waited:
             assert not waited
@@ -63,7 +63,7 @@ def test_nobody_waits_where_nobody_measures(tmp_path, caplog):
 
 
 def test_a_turn_comes_when_the_other_process_has_ended(tmp_path, other, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "sgl_eagle")
     clock = Clock(ends_after=5.0, process=other)
     with take_turn(tmp_path, clock) as waited:
         assert waited

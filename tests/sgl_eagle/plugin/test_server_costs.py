@@ -113,7 +113,7 @@ def test_a_server_that_waited_takes_what_one_like_it_has_measured(start, tmp_pat
 
 
 def test_a_device_that_was_busy_at_first_is_measured_once_more(start, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "sgl_eagle")
     # Each cell is warmed up before its first row; repeats and what follows run alone.
     server = start(slowness=lambda row: 2.0 if row <= 2 * ROWS_OF_A_PASS else 1.0)
     assert "once more: rounds took up to 2.00 times as long" in caplog.text
