@@ -16,8 +16,8 @@ from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, V
 from sgl_eagle_harness.types import IntArray
 
 STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
-"""Trees wait for each other, since to look at one of them takes nearly as long as at all. A lesson
-comes right before every refresh of the policy, which uses no tree before."""
+"""Trees wait for each other, since to look at one of them takes nearly as long as at all. Two
+lessons come between two refreshes of the policy, which uses no tree before."""
 STEPS_BETWEEN_TREES = 4
 """Drafted steps of which one tree is followed. What a refresh takes grows with the trees that it
 learns from, and the scheduler waits for it: with a tree of every step 6 to 8 ms of 128 steps of

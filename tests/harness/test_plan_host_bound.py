@@ -202,7 +202,7 @@ def test_a_table_that_is_off_shows_in_rounds_that_the_device_decides():
     )
     assert server.policy.table_ratio is None
     server.serve(128, 3 * REFRESH_STEPS)
-    assert server.policy.num_refreshes == 2  # the third is under way
+    assert server.policy.num_refreshes == 3  # the first was early, the fourth is not due
     assert server.policy.table_ratio > 1.4
 
 
@@ -212,3 +212,11 @@ def test_rounds_of_a_host_that_is_slower_say_nothing_about_the_table():
     server.serve(4, 5 * REFRESH_STEPS)
     assert server.policy.num_refreshes >= 4
     assert server.policy.table_ratio is None
+
+
+def test_the_first_refresh_of_a_batch_size_comes_early():
+    server = Server(make_plan(make_costs()))
+    for batch_size in (64, 128):
+        shapes = server.serve(batch_size, 60)
+        assert shapes[0] == PLAIN_ROUND or batch_size == 128  # which 64 has told of
+        assert shapes[-1].num_steps == 5

@@ -47,6 +47,9 @@ TRIAL_SHARE = 0.005
 of batch sizes saves up for its own: the dearer a trial, the rarer."""
 MOST_SAVED_ROUNDS = 8.0
 """Rounds that may be saved up, so that hours without a trial do not lead to many in a row."""
+FIRST_STEPS = 32
+"""Steps of a range of batch sizes after which its first refresh is due: what the scheduler takes
+there may change which shape is best, and short requests are over soon."""
 FEWEST_DEVICE_ROUNDS = 32
 """Rounds of a refresh, a quarter of them, that say how far the cost table is off."""
 STEPS_TIMED_AT_ONCE = 32
@@ -115,6 +118,7 @@ class OnlinePlanPolicy:
         self._latest: _Key | None = None
         self._trial: _Trial | None = None
         self._saved_rounds = np.zeros(len(batch_edges))
+        self._num_steps = [0] * len(batch_edges)
         self._device_ratios: list[float] = []
         self._table_ratio: float | None = None
         self._num_refreshes = 0
@@ -280,7 +284,9 @@ class OnlinePlanPolicy:
         Args:
             rows: One finished step.
         """
-        if self._log.add_step(rows):
+        place = self._times.range_of(rows.batch_size)
+        self._num_steps[place] += 1
+        if self._log.add_step(rows) or self._num_steps[place] == FIRST_STEPS:
             for _ in self._refreshing:  # fewer rounds than parts came since it was due
                 pass
             self._refreshing = self._refresh(self._log.take())
