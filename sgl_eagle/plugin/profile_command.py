@@ -22,6 +22,8 @@ START_TIMEOUT_S = 1800.0
 POLL_S = 0.5
 STOP_TIMEOUT_S = 30.0
 SHOWN_LINES = 15
+_GIVES_UP = ("could not be measured within", "by costs that it does not keep")
+"""What a server logs that will leave no table."""
 
 
 def profile_server(command: list[str], *, timeout_s: float = START_TIMEOUT_S) -> CostFile:
@@ -35,8 +37,8 @@ def profile_server(command: list[str], *, timeout_s: float = START_TIMEOUT_S) ->
         The table.
 
     Raises:
-        CostTableError: If the server ends, serves without a table, or takes too long; shows the
-            end of its log.
+        CostTableError: If the server ends, serves without a table or by one that does not hold, or
+            takes too long; shows the end of its log.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -71,7 +73,8 @@ def _wait_for_table(
         if found:
             return found[0]
         text = log.read_text(encoding="utf-8", errors="replace")
-        if ended or time.monotonic() > deadline or "could not be measured within" in text:
+        gave_up = any(sentence in text for sentence in _GIVES_UP)
+        if ended or gave_up or time.monotonic() > deadline:
             shown = "\n".join(text.splitlines()[-SHOWN_LINES:])
             raise CostTableError(f"the server measured no cost table; its log ends with\n{shown}")
         time.sleep(POLL_S)

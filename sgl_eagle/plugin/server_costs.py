@@ -153,8 +153,10 @@ def _measure(
         commit=collect_provenance(seed=0).commit,
     )
     logger.info(
-        "SGL_EAGLE measured its costs in %.1f s: %d rounds, at least %d of each kind",
+        "SGL_EAGLE measured its costs in %.1f s: %d rounds, at least %d of each kind; passes were "
+        "within a factor of %.2f",
         *(time.perf_counter() - started, profiler.num_rounds, profiler.fewest_repeats),
+        profiler.disagreement,
     )
     return _Measured(
         record=record, disagreement=profiler.disagreement, is_restless=profiler.is_restless

@@ -45,6 +45,11 @@ def test_the_servers_table_is_the_result(table, monkeypatch):
             "time.sleep(3600)",
             "could not be measured within 30 s",
         ),
+        (
+            "import time; print('serves by costs that it does not keep: rounds', flush=True); "
+            "time.sleep(3600)",
+            "does not keep: rounds",
+        ),
     ],
 )
 def test_a_server_without_a_table_shows_the_end_of_its_log(code, shown):
