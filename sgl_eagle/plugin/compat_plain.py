@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,13 +32,21 @@ def needs_verification(batch: Any) -> bool:
     return bool(batch.has_grammar or batch.return_logprob or batch.return_hidden_states)
 
 
-def run_decode(worker: Any, batch: Any, *, keeps_features: bool) -> Any:
+def run_decode(
+    worker: Any,
+    batch: Any,
+    *,
+    keeps_features: bool,
+    on_publish: Callable[[Tensor], None] | None,
+) -> Any:
     """Decode one token a request as SGLang does without speculation; the batch is left as it was.
 
     Args:
         worker: Our worker, in its plain runtime state.
         batch: The running batch, with the latest draft input.
         keeps_features: Whether the target's hidden states are wanted, for the draft to catch up.
+        on_publish: Called with the new lengths, if given: before the pass, which does not decide
+            them, so that what SGLang prepares for the next round need not wait for it.
 
     Returns:
         A `GenerationBatchResult` as of verifying the root alone; its draft input has the root's
@@ -68,6 +77,8 @@ def run_decode(worker: Any, batch: Any, *, keeps_features: bool) -> Any:
             return_hidden_states_before_norm=False,
         )
         new_lengths = batch.seq_lens
+    if on_publish is not None:
+        on_publish(new_lengths)
     output = worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward_batch, is_verify=True
     )
@@ -84,10 +95,16 @@ def run_decode(worker: Any, batch: Any, *, keeps_features: bool) -> Any:
             hidden_states=draft_input.hidden_states,
             bonus_tokens=tokens,
         ),
-        accept_lens=torch.ones_like(tokens, dtype=torch.int32),
+        accept_lens=_bonus_token_alone(len(tokens)),
         new_seq_lens=new_lengths,
         extra_keep_alive_refs=[forward_batch],
     )
+
+
+@lru_cache(maxsize=1)
+def _bonus_token_alone(num_rows: int) -> Tensor:
+    # On the host, where SGLang reads it: what is known need not be made and copied in every round.
+    return torch.ones(num_rows, dtype=torch.int32)
 
 
 _SET_BY_CATCHING_UP = (

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class _Kept(NamedTuple):
+    # A step's tokens, of rows of the relay that have not been told of them.
+    rows: Any
+    tokens: Any
 
 
 def make_relay(algorithm: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a relay that writes back what has changed.
+    """Make a relay that hands on what a step leaves, and writes what has changed.
 
-    SGLang's gathers the roots' children and hidden states of a batch before each step, and writes
-    those of the step's result afterwards. A plain round hands on the very tensors that it was
-    given: the relay holds them already, and writing them takes three launches a round.
+    SGLang's gathers tokens, roots' children and hidden states of a batch before each step, and
+    writes those of the step's result afterwards. A plain round hands on the very children and
+    states that it was given, which the relay holds already. Its tokens wait: if the next step is of
+    the same requests, as most are, it gets them as they are, and nothing was written or gathered.
+    Else they are written before that step begins.
 
     Args:
         algorithm: Our algorithm.
@@ -23,31 +31,44 @@ def make_relay(algorithm: Any, *args: Any, **kwargs: Any) -> Any:
     from sglang.srt.managers.overlap_utils import FutureMap
 
     class Relay(FutureMap):  # type: ignore[misc]  # untyped base
-        _gathered: tuple[Any, ...] | None = None
+        _handed_on: tuple[Any, ...] | None = None  # children and states of the batch that runs
+        _kept: _Kept | None = None
 
         def _resolve_spec_extras(self, batch: Any) -> None:
-            super()._resolve_spec_extras(batch)
-            self._gathered = None if batch.spec_info is None else _children(batch.spec_info)
+            kept, self._kept = self._kept, None
+            draft_input = batch.spec_info
+            if kept is not None and _is_of(draft_input, kept.rows):
+                draft_input.bonus_tokens = kept.tokens
+            else:
+                if kept is not None:
+                    self.output_tokens_buf[kept.rows] = kept.tokens
+                super()._resolve_spec_extras(batch)
+            self._handed_on = None if draft_input is None else _children(draft_input)
 
         def stash(self, future_indices: Any, payload: Any) -> None:
-            gathered, self._gathered = self._gathered, None
-            if gathered is None or not _are_those(_children(payload), gathered):
+            handed_on, self._handed_on = self._handed_on, None
+            if handed_on is None or not _are_those(_children(payload), handed_on):
                 super().stash(future_indices, payload)
                 return
-            tokens = self.output_tokens_buf
-            tokens[future_indices] = payload.bonus_tokens.to(tokens.dtype)
+            tokens = payload.bonus_tokens.to(self.output_tokens_buf.dtype)
+            self._kept = _Kept(future_indices, tokens)
 
     device, *rest = args
     return Relay(device, algorithm, *rest, **kwargs)
+
+
+def _is_of(draft_input: Any, rows: Any) -> bool:
+    # Where requests leave or join a batch, SGLang makes other rows for it.
+    return draft_input is not None and draft_input.future_indices is rows
 
 
 def _children(source: Any) -> tuple[Any, ...]:
     return source.topk_p, source.topk_index, source.hidden_states
 
 
-def _are_those(children: tuple[Any, ...], gathered: tuple[Any, ...]) -> bool:
+def _are_those(children: tuple[Any, ...], handed_on: tuple[Any, ...]) -> bool:
     # Of the first, None would say that nothing was ever gathered.
-    same = all(one is other for one, other in zip(children, gathered, strict=True))
+    same = all(one is other for one, other in zip(children, handed_on, strict=True))
     return same and children[0] is not None
 
 

@@ -161,10 +161,11 @@ class PlainRounds:
         with clock.stage("verify"):
             self._states.use_plain()
             result = compat_plain.run_decode(
-                self._worker, batch, keeps_features=backlog is not None
+                self._worker,
+                batch,
+                keeps_features=backlog is not None,
+                on_publish=on_publish,
             )
-            if on_publish is not None:
-                on_publish(result.new_seq_lens)
             if backlog is not None:
                 with clock.stage("pack"):
                     backlog.add(
