@@ -69,6 +69,7 @@ class DraftGraphs:
         self._size = 0
         self._rows: dict[int, DraftBuffers] = {}
         self._batch: Any = None
+        self._no_context = nullcontext()
         started = time.perf_counter()
         with compat_graphs.capturing() as stream:
             for size in reversed(self._sizes):  # smaller graphs fit into the memory of larger ones
@@ -86,7 +87,7 @@ class DraftGraphs:
         Returns:
             To be entered around everything else.
         """
-        return nullcontext()
+        return self._no_context
 
     def fits(self, num_rows: int) -> bool:
         """Whether a batch is at most as large as the largest captured one.

@@ -37,7 +37,7 @@ from sgl_eagle_harness.draft_loop import grow_trees
 from sgl_eagle_harness.policies.confidence_order import confidence_order
 from sgl_eagle_harness.policies.open_decisions import decides_nothing, may_decide_nothing
 from sgl_eagle_harness.policies.protocol import SpecPolicy
-from sgl_eagle_harness.types import NO_NODE, TreeLimits
+from sgl_eagle_harness.types import NO_NODE, BatchContext, TreeLimits
 
 
 class TreeRounds:
@@ -127,7 +127,8 @@ class TreeRounds:
                 drafter = self._begin(policy, steps, batch, choice, clock)
             self._prepare_verify(states, batch, clock)
             drafter.meet_roots()
-            packed = _choose_trees(policy, states, drafter, choice, observer)
+            context = choice.context(batch)
+            packed = _choose_trees(policy, states, drafter, choice, context, observer)
         if packed.tokens.shape[1] == 1:
             return None
         with clock.stage("pack"):
@@ -271,12 +272,13 @@ def _choose_trees(
     states: RuntimeStates,
     drafter: ServerDrafter,
     choice: TierChoice,
+    context: BatchContext,
     observer: StepObserver | None,
 ) -> PackedTrees:
     trees = drafter.foreseen_trees()
     if trees is None:
-        trees = grow_trees(drafter, policy, choice.context)
-    columns = policy.select_verify(trees, choice.context)
+        trees = grow_trees(drafter, policy, context)
+    columns = policy.select_verify(trees, context)
     columns = np.where(choice.speculating[:, None], columns, NO_NODE)
     if observer is not None:
         observer.drafted(DraftedTrees(trees=trees, columns=columns, speculating=choice.speculating))

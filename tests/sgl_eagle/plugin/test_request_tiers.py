@@ -11,6 +11,7 @@ from fake_requests import FakeRequest
 from sgl_eagle_harness.policies.eagle2 import Eagle2Policy
 from sgl_eagle_harness.policies.plain import PlainPolicy
 from sgl_eagle_harness.policies.tier import SpeculationTier, choose_rows
+from sgl_eagle_harness.shared_rows import same_count
 from sgl_eagle_harness.types import TreeLimits
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "harness"))
@@ -56,18 +57,20 @@ def test_tiers_are_those_of_requests_that_are_asked_one_by_one():
 
     tiers, alone, switch_ct = RequestTiers(), {}, 0
     for policy, names in ROUNDS:
-        choice = tiers.choose(policy, batch_of(names), list(names), np.zeros(len(names), np.int64))
+        batch, num_unseen = batch_of(names), same_count(0, len(names))
+        choice = tiers.choose(policy, batch, list(names), num_unseen)
         alone = {name: alone.get(name) or SpeculationTier() for name in names}
         before = sum(tier.switch_ct for tier in alone.values())
-        wanted = policy_of_round(policy, choice.context)
-        rows = choose_rows(wanted, choice.context, list(alone.values()))
+        context = choice.context(batch)
+        wanted = policy_of_round(policy, context)
+        rows = choose_rows(wanted, context, list(alone.values()))
         switch_ct += sum(tier.switch_ct for tier in alone.values()) - before
         assert choice.policy == wanted
         assert choice.speculating.tolist() == rows.tolist()
         assert (choice.everyone, choice.anyone) == (rows.all(), rows.any())
     assert tiers.take_switch_ct() == switch_ct > 0
     assert tiers.take_switch_ct() == 0
-    tiers._count_common()
+    tiers._forget_settled()
     assert {name: vars(tier) for name, tier in tiers._tiers.items()} == {
         name: vars(tier) for name, tier in alone.items()
     }
@@ -81,5 +84,5 @@ def test_a_batch_is_looked_at_where_a_policy_asks():
     choice = RequestTiers().choose(EAGLE2, batch, ["a", "b"], np.array([0, 2]))
     assert choice.speculating.tolist() == [True, True]
     batch.seq_lens_cpu = None
-    assert choice.context.num_pending.tolist() == [1, 3]
-    assert choice.context.context_len.tolist() == [3 + 7 + ord(name) - 1 for name in "ab"]
+    assert choice.context(batch).num_pending.tolist() == [1, 3]
+    assert choice.context(batch).context_len.tolist() == [3 + 7 + ord(name) - 1 for name in "ab"]
