@@ -4,8 +4,9 @@ python -m sgl_eagle.plugin.predict_plan --cost COST --serving REPORT [--limits S
 
 The cost table says how much faster than plain decoding a round is; what plain decoding reaches is
 taken from the report, since a table leaves out what the scheduler does between rounds, and an older
-one holds rounds that nothing overlaps with. The report's accept lengths are those that the server
-would learn. With --times it holds the table's rounds against served ones instead.
+one holds rounds that nothing overlaps with. A table that tells what the host launches says with the
+report how long the scheduler takes. The report's accept lengths are those that the server would
+learn. With --times it holds the table's rounds against served ones instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from sgl_eagle_harness.cost_file import load_cost_file
 from sgl_eagle_harness.cost_table import CostTable
 from sgl_eagle_harness.policies.plan import PlanPolicy, asking_gain
 from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape
-from sgl_eagle_harness.types import TreeLimits
+from sgl_eagle_harness.scheduler_time import round_us
+from sgl_eagle_harness.shape_estimates import SAME_LEVEL
+from sgl_eagle_harness.types import FloatArray, TreeLimits
 
 PLAIN_ENGINES, DRAFTING_ENGINE = ("sgl-plain", "sglang"), "sgl-eagle2"
 """Plain rounds are those of the first engine that a report has."""
@@ -82,22 +85,37 @@ def predict(
     for concurrency in sorted({row["concurrency"] for row in timing}):
         plain = _mean(timing, plain_engine, concurrency, "full_tok_per_s")
         drafts = _mean(timing, drafting_engine, concurrency, "tokens_per_verify") - 1
-        learnt = _with_drafts(plan, drafts)
-        speed = learnt.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
+        tokens = _with_drafts(plan, drafts).shape_tokens
+        speed = tokens / modelled_us(plan, concurrency, served_plain_us=1e6 * concurrency / plain)
         best = int(speed.argmax())
-        shape = learnt.shapes[best]
         start = plan.shape_tok_per_us(concurrency, TYPICAL_CONTEXT)
-        accept_length = float(
-            speed[best] * learnt.shape_us(concurrency, TYPICAL_CONTEXT)[best] / concurrency
-        )
         yield Prediction(
             concurrency=concurrency,
             first=plan.shapes[int(start.argmax())],
-            learnt=shape,
-            accept_length=accept_length,
+            learnt=plan.shapes[best],
+            accept_length=float(tokens[best]),
             tok_per_s=plain * float(speed[best] / speed[0]),
             plain_tok_per_s=plain,
         )
+
+
+def modelled_us(plan: PlanPolicy, concurrency: int, *, served_plain_us: float) -> FloatArray:
+    """Time of a round of every shape, the scheduler's included where plain rounds tell it.
+
+    Args:
+        plan: At measured costs.
+        concurrency: Requests.
+        served_plain_us: What a plain round took while serving.
+
+    Returns:
+        [J] float64 microseconds; rows of rounds where these are as long as served ones, or the
+        table does not tell what the host launches.
+    """
+    row_us = plan.shape_us(concurrency, TYPICAL_CONTEXT)
+    if plan.costs.launch is None or served_plain_us <= SAME_LEVEL * row_us[0]:
+        return row_us
+    launch_us = plan.shape_launch_us(concurrency, TYPICAL_CONTEXT)
+    return round_us(row_us, launch_us, max(0.0, served_plain_us - float(launch_us[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,15 @@
 """What a server without a policy file is predicted to choose on an H200, as the docs quote it."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from sgl_eagle.plugin.predict_plan import main
+from sgl_eagle.plugin.builtin_policy import builtin_plan, load_prior
+from sgl_eagle.plugin.predict_plan import TYPICAL_CONTEXT, main, modelled_us
+from sgl_eagle.plugin.server_arguments import DEFAULT_LIMITS
+from sgl_eagle_harness.cost_file import load_cost_file
 
 ROOT = Path(__file__).parents[3]
 COST = ROOT / "reports/cost/2026-11-30-h200-inflated-sglang.json"
@@ -69,3 +74,19 @@ def test_the_docs_quote_the_prediction(capsys):
     for row in rows:
         assert f"| {' | '.join(row)} |" in text
     assert last.split(": ")[1].split(" of")[0] in text
+
+
+def test_plain_rounds_tell_the_schedulers_time_where_the_table_tells_what_is_launched():
+    costs = load_cost_file(ROOT / "reports/cost/2026-11-30-h200-inflated-rows-triton.json")
+    table = costs.to_table()
+    launch = replace(table.target, kind="launch", us=np.full(table.target.us.shape, 900.0))
+    plan = builtin_plan(DEFAULT_LIMITS, replace(table, launch=launch), load_prior())
+    row_us = plan.shape_us(4, TYPICAL_CONTEXT)
+    plain_us = float(row_us[0])
+    as_in_a_row = modelled_us(plan, 4, served_plain_us=1.05 * plain_us)
+    assert as_in_a_row.tolist() == row_us.tolist()
+    found = modelled_us(plan, 4, served_plain_us=2 * plain_us)
+    assert found[0] == pytest.approx(2 * plain_us)
+    assert found.tolist() == np.maximum(row_us, found[0]).tolist()  # all are launched alike
+    silent = builtin_plan(DEFAULT_LIMITS, table, load_prior())
+    assert modelled_us(silent, 4, served_plain_us=2 * plain_us).tolist() == row_us.tolist()
