@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +37,7 @@ def round_us(row_us: npt.ArrayLike, launch_us: npt.ArrayLike, scheduler_us: floa
     return np.asarray(np.maximum(row_us, np.asarray(launch_us) + scheduler_us))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRound:
+class HostRound(NamedTuple):
     """What one round says about the scheduler.
 
     Attributes:
@@ -70,6 +69,11 @@ class SchedulerTime:
         self._edges = tuple(batch_edges)
         self._seen_us = np.zeros(len(batch_edges))
         self._num_rounds = np.zeros(len(batch_edges))
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is 0 at every batch size, so that no bound can lower it."""
+        return not self._seen_us.any()
 
     def us(self, batch_size: int) -> float:
         """The estimate as it stands.
@@ -108,17 +112,17 @@ class SchedulerTime:
         self._num_rounds *= 0.5 ** (len(rounds) / HALF_LIFE_ROUNDS)
         if len(rounds) < ROUNDS_COMPARED:
             return
-        host_bound = [each.host_bound for each in rounds]
-        rest_us = np.maximum([each.rest_us for each in rounds], 0.0)
-        # Where the host waited, the scheduler took less. If it did in half of the rounds, those in
-        # which it did not are the scheduler's longest, and all that is known is a bound.
-        median_us = float(np.median(np.where(host_bound, rest_us, -np.inf)))
-        if np.isfinite(median_us):
+        # Where the host waited, the scheduler took less: such rounds rank below all others. If half
+        # are such, the others are the scheduler's longest, and all that is known is a bound.
+        rest_us = sorted(max(0.0, each.rest_us) for each in rounds)
+        own_us = sorted(max(0.0, each.rest_us) for each in rounds if each.host_bound)
+        rank = (len(rounds) - 1) // 2 - (len(rounds) - len(own_us))
+        if rank >= 0:
             before = float(self._num_rounds[place])
             self._num_rounds[place] = after = before + len(rounds)
-            self._seen_us[place] += (median_us - self._seen_us[place]) * len(rounds) / after
+            self._seen_us[place] += (own_us[rank] - self._seen_us[place]) * len(rounds) / after
         else:
-            most_us = np.median(rest_us)
+            most_us = rest_us[len(rounds) // 2]
             np.minimum(self._seen_us[: place + 1], most_us, out=self._seen_us[: place + 1])
 
     def _range_of(self, batch_size: int) -> int:

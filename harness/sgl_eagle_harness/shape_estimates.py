@@ -12,8 +12,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -139,8 +139,7 @@ class DraftYield:
         return np.stack(rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRound:
+class TimedRound(NamedTuple):
     """How long one round took.
 
     Attributes:

@@ -340,17 +340,18 @@ class OnlinePlanPolicy:
                 known[sizes] = self._modelled(*sizes, context_len)
             if (modelled := known[sizes]) is not None:
                 timed.append((rows, rows.elapsed_us, sizes, modelled))
-        self._scheduler.observe(
-            [
-                HostRound(
-                    batch_size=rows.batch_size,
-                    shape=modelled.shape,
-                    rest_us=elapsed_us - modelled.launch_us,
-                    host_bound=bool(rows.host_bound),
-                )
-                for rows, elapsed_us, _, modelled in timed
-            ]
-        )
+        if not self._scheduler.is_nothing or any(rows.host_bound for rows in steps):
+            self._scheduler.observe(
+                [
+                    HostRound(
+                        batch_size=rows.batch_size,
+                        shape=modelled.shape,
+                        rest_us=elapsed_us - modelled.launch_us,
+                        host_bound=bool(rows.host_bound),
+                    )
+                    for rows, elapsed_us, _, modelled in timed
+                ]
+            )
         expected_us = {
             sizes: float(round_us(modelled.row_us, modelled.launch_us, self.scheduler_us(sizes[0])))
             for sizes, modelled in known.items()
