@@ -112,3 +112,13 @@ def test_an_error_within_a_turn_ends_it(tmp_path):
 
 def test_a_cpu_is_one_device():
     assert device_name("cpu") == "cpu"
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_a_name_that_a_file_can_have(tmp_path):
+    name = device_name("cuda")
+    assert name == device_name("cuda:0")
+    with take_turn(tmp_path, Clock(), name) as waited:
+        assert not waited
+        (lock,) = tmp_path.iterdir()
+    assert name in lock.name

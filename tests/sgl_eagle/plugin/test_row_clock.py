@@ -99,3 +99,22 @@ def test_what_follows_the_last_round_belongs_to_none():
     (only,) = clock.rounds_us()
     assert set(only) == {"decide"}
     assert only["decide"] > 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_launched_for_in_less_time_than_it_works():
+    import torch
+
+    from sgl_eagle.plugin.row_clock import RowClock, marks_of
+
+    clock = RowClock(marks_of("cuda"))
+    square = torch.randn(4096, 4096, device="cuda")
+    product = torch.empty_like(square)
+    torch.mm(square, square, out=product)  # makes handles
+    for _ in range(3):
+        with clock.stage("decide"):
+            for _ in range(20):
+                torch.mm(square, square, out=product)
+            clock.end_round(1)
+    for rounds, launches in zip(clock.rounds_us()[1:], clock.launches_us()[1:], strict=True):
+        assert 0 < launches["decide"] < 0.5 * rounds["decide"]
