@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +19,10 @@ from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
 from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
 from sgl_eagle_harness.policies.plan import PlanPolicy
+from sgl_eagle_harness.policies.plan_times import PlanTimes
 from sgl_eagle_harness.policies.protocol import SpecPolicy
 from sgl_eagle_harness.round_shape import PLAIN_ROUND, RoundShape, choose_shape
-from sgl_eagle_harness.scheduler_time import HostRound, SchedulerTime, round_us
-from sgl_eagle_harness.shape_estimates import DraftYield, ShapeTimes, TimedRound
+from sgl_eagle_harness.shape_estimates import DraftYield
 from sgl_eagle_harness.types import (
     BatchContext,
     BoolArray,
@@ -50,23 +49,11 @@ MOST_SAVED_ROUNDS = 8.0
 FIRST_STEPS = 32
 """Steps of a range of batch sizes after which its first refresh is due: what the scheduler takes
 there may change which shape is best, and short requests are over soon."""
-FEWEST_DEVICE_ROUNDS = 32
-"""Rounds of a refresh, a quarter of them, that say how far the cost table is off."""
 STEPS_TIMED_AT_ONCE = 32
 """Steps whose times one round learns from: about as long as any other part of a refresh takes."""
 
 _Key = tuple[int, float]
 """Batch size, and the context that stands for those that share a plan."""
-_Sizes = tuple[int, int, int]
-"""Batch size, levels drafted, nodes verified."""
-
-
-class _Modelled(NamedTuple):
-    """A round that ran, by the cost table: in a row, and what of it the host launches."""
-
-    shape: int
-    row_us: float
-    launch_us: float
 
 
 @dataclass(slots=True)
@@ -110,16 +97,13 @@ class OnlinePlanPolicy:
         self._refreshing: Iterator[None] = iter(())
         self._calibration = OnlineCalibration(calibration, num_depths=plan.num_steps)
         self._yield = DraftYield(np.array(plan.expected_drafts), plan.verify_sizes)
-        self._times = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
-        self._scheduler = SchedulerTime(batch_edges)
-        self._index = {shape: index for index, shape in enumerate(plan.shapes)}
+        self._times = PlanTimes(plan, batch_edges=batch_edges)
         self._chosen: dict[tuple[_Key, int | None], int] = {}
         self._running: int | None = None
         self._latest: _Key | None = None
         self._trial: _Trial | None = None
         self._saved_rounds = np.zeros(len(batch_edges))
         self._num_steps = [0] * len(batch_edges)
-        self._device_ratios: list[float] = []
         self._table_ratio: float | None = None
         self._num_refreshes = 0
         self.limits: TreeLimits = plan.limits
@@ -168,14 +152,13 @@ class OnlinePlanPolicy:
         Returns:
             Microseconds.
         """
-        return self._scheduler.us(batch_size)
+        return self._times.scheduler_us(batch_size)
 
     @property
     def table_ratio(self) -> float | None:
-        """Measured over predicted time of a typical round whose device was slower than its host.
+        """Measured over predicted time of a typical round, of the latest refresh.
 
-        The prediction is the cost table's, before anything that was learnt. Of the latest refresh;
-        None if it knew of fewer than `FEWEST_DEVICE_ROUNDS` such rounds.
+        The prediction is the cost table's. None where the host was slower than its device.
         """
         return self._table_ratio
 
@@ -194,8 +177,7 @@ class OnlinePlanPolicy:
         Returns:
             [J] float64 microseconds, in the order of `plan.shapes`.
         """
-        modelled = self._modelled_us(batch_size, context_len)
-        return np.asarray(modelled * self._times.ratios(batch_size))
+        return self._times.shape_us(batch_size, context_len)
 
     def shape_tok_per_us(self, batch_size: int, context_len: float) -> FloatArray:
         """Predicted throughput of every shape, at times corrected by what was measured.
@@ -317,7 +299,8 @@ class OnlinePlanPolicy:
         for start in range(0, len(seen.steps), STEPS_TIMED_AT_ONCE):
             self._learn_times(seen.steps[start : start + STEPS_TIMED_AT_ONCE])
             yield
-        self._learn_table_ratio()
+        self._table_ratio = self._times.take_table_ratio()
+        self._num_refreshes += 1
         self._plan = self._plan.with_expected_drafts(self._yield.expected_drafts())
         self._chosen.clear()
         for rows in seen.steps:
@@ -326,84 +309,8 @@ class OnlinePlanPolicy:
         self._trial = None if self._latest is None else self._start_trial(self._latest)
 
     def _learn_times(self, steps: Sequence[VerifiedRows]) -> None:
-        if self._latest is None:
-            return
-        context_len = self._latest[1]
-        known: dict[_Sizes, _Modelled | None] = {}
-        timed: list[tuple[VerifiedRows, float, _Sizes, _Modelled]] = []
-        for rows in steps:
-            if rows.elapsed_us is None or not len(rows.depths):
-                continue
-            # Of a batch of a few rows NumPy's takes several times as long.
-            sizes = rows.batch_size, max(rows.depths.tolist()), max(rows.num_draft_tokens.tolist())
-            if sizes not in known:
-                known[sizes] = self._modelled(*sizes, context_len)
-            if (modelled := known[sizes]) is not None:
-                timed.append((rows, rows.elapsed_us, sizes, modelled))
-        if not self._scheduler.is_nothing or any(rows.host_bound for rows in steps):
-            self._scheduler.observe(
-                [
-                    HostRound(
-                        batch_size=rows.batch_size,
-                        shape=modelled.shape,
-                        rest_us=elapsed_us - modelled.launch_us,
-                        host_bound=bool(rows.host_bound),
-                    )
-                    for rows, elapsed_us, _, modelled in timed
-                ]
-            )
-        expected_us = {
-            sizes: float(round_us(modelled.row_us, modelled.launch_us, self.scheduler_us(sizes[0])))
-            for sizes, modelled in known.items()
-            if modelled is not None
-        }
-        self._device_ratios += (
-            elapsed_us / expected_us[sizes]
-            for rows, elapsed_us, sizes, _ in timed
-            if rows.host_bound is not None and not rows.host_bound
-        )
-        self._times.observe(
-            [
-                TimedRound(
-                    batch_size=rows.batch_size,
-                    shape=modelled.shape,
-                    elapsed_us=elapsed_us,
-                    expected_us=expected_us[sizes],
-                )
-                for rows, elapsed_us, sizes, modelled in timed
-            ]
-        )
-
-    def _learn_table_ratio(self) -> None:
-        ratios, self._device_ratios = self._device_ratios, []
-        known = len(ratios) >= FEWEST_DEVICE_ROUNDS
-        self._table_ratio = float(np.median(ratios)) if known else None
-        self._num_refreshes += 1
-
-    def _modelled(
-        self, batch_size: int, depth: int, num_nodes: int, context_len: float
-    ) -> _Modelled | None:
-        # The shape that ran; None of one that is not the plan's. A tree may have fewer nodes than
-        # were asked for.
-        size = next((size for size in self.verify_sizes if size >= num_nodes), num_nodes)
-        index = self._index.get(RoundShape(depth, size))
-        if index is None:
-            return None
-        row_us = self._plan.shape_us(batch_size, context_len)
-        launch_us = self._plan.shape_launch_us(batch_size, context_len)
-        if not depth:
-            # Rounds are compared by their medians: one in a window catches up, and counts as none.
-            takes_turns = launch_us is row_us
-            row_us = self._plan.costs.target.at(batch_size, [1], context_len)
-            launch_us = row_us if takes_turns else launch_us
-        return _Modelled(index, float(row_us[index]), float(launch_us[index]))
-
-    def _modelled_us(self, batch_size: int, context_len: float) -> FloatArray:
-        return round_us(
-            self._plan.shape_us(batch_size, context_len),
-            self._plan.shape_launch_us(batch_size, context_len),
-            self._scheduler.us(batch_size),
-        )
+        if self._latest is not None:
+            self._times.observe(steps, self._latest[1])
 
     def _start_trial(self, key: _Key) -> _Trial | None:
         # Of the shape that is most likely to be better than the one that runs, in spite of all.
