@@ -18,8 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl_eagle_harness.shape_estimates import HALF_LIFE_ROUNDS, PRIOR_ROUNDS, ROUNDS_COMPARED
+from sgl_eagle_harness.shape_estimates import HALF_LIFE_ROUNDS, ROUNDS_COMPARED
 from sgl_eagle_harness.types import FloatArray
+
+PRIOR_ROUNDS = 2.0
+"""Rounds that what is believed beforehand counts for: few, since only medians are learnt."""
 
 
 def round_us(row_us: npt.ArrayLike, launch_us: npt.ArrayLike, scheduler_us: float) -> FloatArray:

@@ -6,6 +6,7 @@ Rounds of a row are those of SmolLM2-135M on an H200 in the middle of a context 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -220,3 +221,24 @@ def test_the_first_refresh_of_a_batch_size_comes_early():
         shapes = server.serve(batch_size, 60)
         assert shapes[0] == PLAIN_ROUND or batch_size == 128  # which 64 has told of
         assert shapes[-1].num_steps == 5
+
+
+@pytest.mark.parametrize("batch_size", [64, 128])
+def test_it_learns_where_prefills_come_between(batch_size):
+    # Every fourth step follows a prefill, which the one before was launched ahead of.
+    server, count = Server(make_plan(make_costs())), itertools.count()
+    observe = server.policy.observe_step
+
+    def observe_between_prefills(rows):
+        turn = next(count) % 4
+        if turn == 0:
+            rows = replace(rows, elapsed_us=None)
+        elif turn == 3:
+            rows = replace(rows, elapsed_us=rows.elapsed_us + 3000.0, host_bound=None)
+        observe(rows)
+
+    server.policy.observe_step = observe_between_prefills
+    server.serve(batch_size, 3 * REFRESH_STEPS)
+    expected = SCHEDULER_US[batch_size]
+    assert 0.8 * expected < server.policy.scheduler_us(batch_size) < 1.1 * expected
+    assert server.policy.running_shape.num_steps == 5

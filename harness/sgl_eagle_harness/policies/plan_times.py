@@ -163,15 +163,17 @@ class PlanTimes:
     def _learn_scheduler(self, served: Sequence[_Served]) -> None:
         if self._scheduler.is_nothing and not any(each.host_bound for each in served):
             return
+        # Of a round after which a prefill was launched nothing is known.
         self._scheduler.observe(
             [
                 HostRound(
                     batch_size=each.sizes[0],
                     shape=each.modelled.shape,
                     rest_us=each.elapsed_us - each.modelled.launch_us,
-                    host_bound=bool(each.host_bound),
+                    host_bound=each.host_bound,
                 )
                 for each in served
+                if each.host_bound is not None
             ]
         )
 
