@@ -79,18 +79,23 @@ class DraftYield:
         self._kept_of_prior.decay(num_rounds)
         self._trees.decay(num_rounds)
 
-    def observe_rows(self, depths: IntArray, columns: IntArray, num_correct: IntArray) -> None:
+    def observe_rows(
+        self, depths: IntArray, columns: IntArray, num_rows: IntArray, num_correct: IntArray
+    ) -> None:
         """Learn from verified rows, after the trees of their rounds.
 
         Args:
             depths: [M] int64 levels drafted, at least 1.
             columns: [M] int64 indices of their verify sizes.
-            num_correct: [M] int64 drafts that the target kept.
+            num_rows: [M] int64 rows of that depth and size.
+            num_correct: [M] int64 drafts that the target kept in all of them.
         """
         place, correct = np.zeros(1, np.int64), float(num_correct.sum())
-        promised = self._promised_drafts()
-        self._kept.add(place, correct, float(promised[depths - 1, columns].sum()))
-        self._kept_of_prior.add(place, correct, float(self._prior[depths - 1, columns].sum()))
+        for kept, drafts in (
+            (self._kept, self._promised_drafts()),
+            (self._kept_of_prior, self._prior),
+        ):
+            kept.add(place, correct, float(num_rows @ drafts[depths - 1, columns]))
 
     def observe_trees(
         self, trees: Sequence[tuple[IntArray, Float32Array]], calibration: Calibration

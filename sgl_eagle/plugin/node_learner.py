@@ -12,7 +12,12 @@ from sgl_eagle.plugin.compat_requests import completion_length, completion_token
 from sgl_eagle.plugin.finished_step import STEPS_LOOKED_AT_TOGETHER, Drafted, FinishedStep
 from sgl_eagle.plugin.foreseen_trees import ForeseenTrees, join_trees, note_common_sizes
 from sgl_eagle_harness.node_outcome import spell_paths
-from sgl_eagle_harness.policies.learning import REFRESH_STEPS, LearningPolicy, VerifiedRows
+from sgl_eagle_harness.policies.learning import (
+    REFRESH_STEPS,
+    AlikeRows,
+    LearningPolicy,
+    VerifiedRows,
+)
 from sgl_eagle_harness.types import IntArray
 
 STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
@@ -112,17 +117,26 @@ class NodeLearner:
             self._learn_yield(step)
 
     def _learn_yield(self, step: FinishedStep) -> None:
-        rows = step.counted_rows
-        self._policy.observe_step(
-            VerifiedRows(
+        sizes, correct = step.common_sizes, step.num_correct_drafts
+        if sizes is None:
+            rows = step.counted_rows
+            found = VerifiedRows.of_rows(
                 batch_size=step.batch_size,
                 elapsed_us=step.elapsed_us,
                 host_bound=step.host_bound,
                 depths=step.depths[rows],
                 num_draft_tokens=step.num_draft_tokens[rows],
-                num_correct_drafts=np.array(step.num_correct_drafts, np.int64),
+                num_correct_drafts=np.array(correct, np.int64),
             )
-        )
+        else:
+            alike = AlikeRows(sizes.depth, sizes.num_draft_tokens, len(correct), sum(correct))
+            found = VerifiedRows(
+                batch_size=step.batch_size,
+                elapsed_us=step.elapsed_us,
+                host_bound=step.host_bound,
+                groups=(alike,) if correct else (),
+            )
+        self._policy.observe_step(found)
 
     def forget(self, rid: str) -> None:
         """Note the end of a request: more of its text will not come.

@@ -35,7 +35,7 @@ def make_online(plan: PlanPolicy | None = None) -> OnlinePlanPolicy:
 
 
 def step(shape, *, num_rows=1, correct=2, elapsed_us=None) -> VerifiedRows:
-    return VerifiedRows(
+    return VerifiedRows.of_rows(
         batch_size=num_rows,
         elapsed_us=elapsed_us,
         depths=np.full(num_rows, shape.num_steps),
@@ -254,7 +254,7 @@ def test_trials_of_what_is_worse_than_predicted_cost_little_time():
         found = correct if shape == tree else np.zeros(64, np.int64)
         num_tokens += 64 + int(found.sum())
         online.observe_step(
-            VerifiedRows(
+            VerifiedRows.of_rows(
                 batch_size=64,
                 elapsed_us=us[shape],
                 depths=np.full(64, shape.num_steps),

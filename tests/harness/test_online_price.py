@@ -33,7 +33,7 @@ def make_online(**changes) -> OnlinePricePolicy:
 
 
 def step(num_rows=1, *, elapsed_us=1000.0, depth=3, size=8, correct=2) -> VerifiedRows:
-    return VerifiedRows(
+    return VerifiedRows.of_rows(
         batch_size=num_rows,
         elapsed_us=elapsed_us,
         depths=np.full(num_rows, depth),

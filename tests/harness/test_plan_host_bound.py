@@ -117,7 +117,7 @@ class Server:
             mean = self._tokens[shape] - 1
             kept = int(mean) + (self._rng.random(batch_size) < mean % 1)
             self.policy.observe_step(
-                VerifiedRows(
+                VerifiedRows.of_rows(
                     batch_size=batch_size,
                     elapsed_us=max(device_us, host_us) if self.runs_ahead else device_us + host_us,
                     host_bound=host_us > device_us or not self.runs_ahead,

@@ -82,7 +82,7 @@ def share_of_best(rng, trees, *, batch_size, wrong_by, num_rounds=3000):
             )
         took = us[shape] * rng.uniform(0.8, 1.2)
         policy.observe_step(
-            VerifiedRows(
+            VerifiedRows.of_rows(
                 batch_size=batch_size,
                 elapsed_us=took,
                 depths=np.full(batch_size, shape.num_steps),

@@ -55,10 +55,11 @@ def test_a_depth_that_is_not_drafted_is_off_as_the_next_shallower_one():
 
 def test_verified_rows_scale_what_no_tree_has_told():
     found = DraftYield(PRIOR, SIZES)
-    ones = np.ones(MANY, np.int64)
-    found.observe_rows(2 * ones, 2 * ones, np.repeat([0, 1], [MANY // 10, MANY - MANY // 10]))
+    depths = columns = np.full(1, 2)
+    num_rows = np.full(1, MANY)
+    found.observe_rows(depths, columns, num_rows, num_rows * 9 // 10)
     assert found.ratio == pytest.approx(1.0, rel=0.02)
-    found.observe_rows(2 * ones, 2 * ones, 0 * ones)
+    found.observe_rows(depths, columns, num_rows, 0 * num_rows)
     assert found.ratio == pytest.approx(0.5, rel=0.02)
     assert found.expected_drafts() == pytest.approx(PRIOR / 2, rel=0.02)
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
 REFRESH_STEPS = 128
 """Steps between two refreshes: one takes some milliseconds, what lies between only remembers."""
+
+
+class AlikeRows(NamedTuple):
+    """Rows of one step whose trees are of one size.
+
+    Attributes:
+        depth: Levels drafted, 0 of plain rows.
+        num_draft_tokens: Nodes verified of each, root included.
+        num_rows: How many rows.
+        num_correct_drafts: Drafts that the target kept in all of them.
+    """
+
+    depth: int
+    num_draft_tokens: int
+    num_rows: int
+    num_correct_drafts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +35,67 @@ class VerifiedRows:
         batch_size: Requests decoded together.
         elapsed_us: Time since the step before, if both were decode steps in a row; None if not.
         host_bound: Whether the host waited for no device in that time; None if it is not known.
-        depths: [B] int64, levels drafted, 0 for plain rows.
-        num_draft_tokens: [B] int64, nodes verified, root included.
-        num_correct_drafts: [B] int64.
+        groups: Its rows, those of one depth and size together.
     """
 
     batch_size: int
     elapsed_us: float | None
     host_bound: bool | None = None
-    depths: IntArray
-    num_draft_tokens: IntArray
-    num_correct_drafts: IntArray
+    groups: tuple[AlikeRows, ...]
+
+    @classmethod
+    def of_rows(
+        cls,
+        *,
+        batch_size: int,
+        elapsed_us: float | None,
+        host_bound: bool | None = None,
+        depths: IntArray,
+        num_draft_tokens: IntArray,
+        num_correct_drafts: IntArray,
+    ) -> VerifiedRows:
+        """Put rows that may differ into groups.
+
+        Args:
+            batch_size: Requests decoded together.
+            elapsed_us: Time since the step before, as the attribute.
+            host_bound: Whether the host waited for no device in that time, as the attribute.
+            depths: [M] int64, levels drafted, 0 for plain rows.
+            num_draft_tokens: [M] int64, nodes verified, root included.
+            num_correct_drafts: [M] int64.
+
+        Returns:
+            The step.
+        """
+        correct: dict[tuple[int, int], list[int]] = {}
+        sizes = zip(depths.tolist(), num_draft_tokens.tolist(), strict=True)
+        for key, num_correct in zip(sizes, num_correct_drafts.tolist(), strict=True):
+            correct.setdefault(key, []).append(num_correct)
+        groups = (AlikeRows(*key, len(rows), sum(rows)) for key, rows in correct.items())
+        return cls(
+            batch_size=batch_size,
+            elapsed_us=elapsed_us,
+            host_bound=host_bound,
+            groups=tuple(groups),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that count."""
+        return sum(group.num_rows for group in self.groups)
+
+    @property
+    def num_correct_drafts(self) -> int:
+        """Drafts that the target kept in all rows."""
+        return sum(group.num_correct_drafts for group in self.groups)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Levels drafted of the deepest row, and nodes verified of the largest; of at least one."""
+        if len(self.groups) == 1:
+            return self.groups[0][:2]
+        depths, sizes, _, _ = zip(*self.groups, strict=True)
+        return max(depths), max(sizes)
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ class Observations:
     @property
     def num_rows(self) -> int:
         """Rows of all steps, plain ones included."""
-        return sum(len(rows.depths) for rows in self.steps)
+        return sum(rows.num_rows for rows in self.steps)
 
     def nodes(self) -> ObservedNodes:
         """Nodes of all trees.
@@ -41,18 +41,22 @@ class Observations:
         depths, logs, accepted = zip(*self.trees, strict=True)
         return np.concatenate(depths), np.concatenate(logs), np.concatenate(accepted)
 
-    def drafted_rows(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Rows for which levels were drafted.
+    def drafted_rows(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Rows for which levels were drafted, those of one depth and size together.
 
         Returns:
             [M] int64 levels drafted, at least 1; [M] int64 nodes verified, root included; [M] int64
-            correct drafts.
+            how many rows; [M] int64 correct drafts of all of them.
         """
-        depths = np.concatenate([rows.depths for rows in self.steps])
-        sizes = np.concatenate([rows.num_draft_tokens for rows in self.steps])
-        correct = np.concatenate([rows.num_correct_drafts for rows in self.steps])
-        drafted = depths > 0
-        return depths[drafted], sizes[drafted], correct[drafted]
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        for rows in self.steps:
+            for depth, size, num_rows, num_correct in rows.groups:
+                if depth:
+                    before = found.get((depth, size), (0, 0))
+                    found[depth, size] = before[0] + num_rows, before[1] + num_correct
+        table = np.array([(*key, *counts) for key, counts in found.items()], np.int64)
+        columns = table.reshape(-1, 4).T
+        return columns[0], columns[1], columns[2], columns[3]
 
 
 class ObservationLog:

@@ -197,9 +197,9 @@ class OnlinePricePolicy:
 
     def _learn_yield(self, seen: Observations) -> None:
         self._yield.decay(float(seen.num_rows))
-        depths, sizes, correct = seen.drafted_rows()
+        depths, sizes, num_rows, correct = seen.drafted_rows()
         columns = np.minimum(sizes, self._expected_drafts.shape[1]) - 1
-        expected = self._expected_drafts[depths - 1, columns].sum()
+        expected = num_rows @ self._expected_drafts[depths - 1, columns]
         self._yield.add(np.zeros(1, np.int64), float(correct.sum()), float(expected))
 
     def _learn_speed(self, seen: Observations) -> None:
@@ -207,7 +207,7 @@ class OnlinePricePolicy:
         for rows in seen.steps:
             if rows.elapsed_us is not None:
                 tokens, us = sums.get(rows.batch_size, (0.0, 0.0))
-                emitted = float(rows.num_correct_drafts.sum() + len(rows.depths))
+                emitted = float(rows.num_correct_drafts + rows.num_rows)
                 sums[rows.batch_size] = (tokens + emitted, us + rows.elapsed_us)
         for batch_size, (num_tokens, elapsed_us) in sums.items():
             self._tracker.observe(batch_size, num_tokens=num_tokens, elapsed_us=elapsed_us)

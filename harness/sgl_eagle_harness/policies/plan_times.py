@@ -118,10 +118,9 @@ class PlanTimes:
         known: dict[_Sizes, _Modelled | None] = {}
         served = []
         for rows in steps:
-            if rows.elapsed_us is None or not len(rows.depths):
+            if rows.elapsed_us is None or not rows.groups:
                 continue
-            # Of a batch of a few rows NumPy's takes several times as long.
-            sizes = rows.batch_size, max(rows.depths.tolist()), max(rows.num_draft_tokens.tolist())
+            sizes = rows.batch_size, *rows.largest
             if sizes not in known:
                 known[sizes] = self._modelled(*sizes, context_len)
             if (modelled := known[sizes]) is not None:

@@ -89,7 +89,7 @@ def step_times(policy):
 
 
 def make_rows():
-    return VerifiedRows(
+    return VerifiedRows.of_rows(
         batch_size=1,
         elapsed_us=1e4,
         depths=np.full(1, 3),

@@ -217,7 +217,7 @@ def test_pruned_nodes_are_learnt_from_once_the_text_has_caught_up():
     assert len(policy.nodes) == 1
     run_step(observer, [request], [[5]])
     assert policy.nodes[1][2] == [1, 0, 0, 1, 0, 0]
-    assert [rows.num_draft_tokens.tolist() for rows in policy.rows] == [[4], [1], [1], [1]]
+    assert [rows.largest for rows in policy.rows] == [(2, 4), (2, 1), (0, 1), (0, 1)]
 
 
 def test_what_a_text_does_not_reach_has_no_outcome():
