@@ -1,5 +1,7 @@
 import itertools
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +9,6 @@ import pytest
 from sgl_eagle_harness.draft_loop import grow_trees, verify_tree
 from sgl_eagle_harness.policies.plain import PlainSpec
 from sgl_eagle_harness.policies.plan import PlanSpec
-from sgl_eagle_harness.policies.planned import policy_of_round
 from sgl_eagle_harness.policies.tier import SpeculationTier, TierConfig
 from sgl_eagle_harness.types import BatchContext
 from sgl_eagle_tuner.baselines import eagle2_spec
@@ -16,6 +17,9 @@ from sgl_eagle_tuner.search_space import PointBuilder, PricePoint
 from sgl_eagle_tuner.session import ReplaySession
 from sgl_eagle_tuner.simulator import SimulationConfig
 from sgl_eagle_tuner.static_grid import grid_limits
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+from plan_maker import policy_of_round
 
 
 def point(**changes) -> PricePoint:
