@@ -17,17 +17,19 @@ from sgl_eagle_harness.policies.learning import (
     AlikeRows,
     LearningPolicy,
     VerifiedRows,
+    learning_pace,
 )
 from sgl_eagle_harness.types import IntArray
 
-STEPS_BETWEEN_LESSONS = REFRESH_STEPS // 2
-"""Trees wait for each other, since to look at one of them takes nearly as long as at all. Two
-lessons come between two refreshes of the policy, which uses no tree before."""
+STEPS_BETWEEN_LESSONS = REFRESH_STEPS
+"""Trees wait for each other, since to look at one of them takes nearly as long as at all. A lesson
+comes between two refreshes of the policy, which uses no tree before."""
 STEPS_BETWEEN_TREES = 4
-"""Drafted steps of which one tree is followed. What a refresh takes grows with the trees that it
-learns from, and the scheduler waits for it: with a tree of every step 6 to 8 ms of 128 steps of
-7 ms each (H200, 2026-11-30, reports/serving/2026-11-30-h200-inflated-rows.html). Estimates forget
-over thousands of steps, so that the fourth part of their trees tells nearly as much."""
+"""Drafted steps of which one tree is followed, at first; fewer trees are at a slower learning pace.
+What a refresh takes grows with the trees that it learns from, and the scheduler waits for it: with
+a tree of every step 6 to 8 ms of 128 steps of 7 ms each (H200, 2026-11-30,
+reports/serving/2026-11-30-h200-inflated-rows.html). Estimates forget over thousands of steps, so
+that the fourth part of their trees tells nearly as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,8 @@ class NodeLearner:
         self._policy = policy
         self._steps_between_lessons = steps_between_lessons
         self._steps_between_trees = steps_between_trees
-        self._drafted_ct = self._step_ct = 0
+        self._turn_ct = self._step_ct = 0
+        self._steps_to_turn = steps_between_trees
         self._unseen: list[tuple[FinishedStep, _Turn | None]] = []
         self._waiting: list[_WaitingTree] = []
         self._ended: list[tuple[Drafted, IntArray]] = []
@@ -95,14 +98,16 @@ class NodeLearner:
             self._look()
 
     def _next_turn(self, step: FinishedStep) -> _Turn | None:
-        self._drafted_ct += 1
-        if self._drafted_ct % self._steps_between_trees:
+        self._steps_to_turn -= 1
+        if self._steps_to_turn:
             return None
+        self._steps_to_turn = self._steps_between_trees * learning_pace(self._step_ct)
+        self._turn_ct += 1
         rows = step.counted_rows
         candidates = range(step.batch_size) if isinstance(rows, slice) else rows
         if not len(candidates):
             return None
-        row = int(candidates[self._drafted_ct // self._steps_between_trees % len(candidates)])
+        row = int(candidates[self._turn_ct % len(candidates)])
         return _Turn(row, completion_length(step.requests[row]))
 
     def _look(self) -> None:

@@ -12,7 +12,13 @@ from plan_maker import make_plan, policy_of_round, shape_of
 from tree_maker import make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap
-from sgl_eagle_harness.policies.learning import LearningPolicy, VerifiedRows
+from sgl_eagle_harness.policies.learning import (
+    REFRESH_STEPS,
+    SLOWEST_PACE,
+    STEPS_TO_SETTLE,
+    LearningPolicy,
+    VerifiedRows,
+)
 from sgl_eagle_harness.policies.online_plan import (
     DOUBT,
     MARGIN,
@@ -268,3 +274,19 @@ def test_trials_of_what_is_worse_than_predicted_cost_little_time():
     assert tree not in shapes[: int(4.02 / TRIAL_SHARE)]
     assert set(shapes) == {PLAIN_ROUND, tree}
     assert 1 - TRIAL_SHARE < reached / speed[PLAIN_ROUND] < 1
+
+
+def test_what_is_known_well_is_learnt_rarely_and_a_new_range_of_batch_sizes_often():
+    online = OnlinePlanPolicy(make_plan(), IdentityMap(), batch_edges=(1, 4, 16))
+    refreshed = []
+    for index in range(SLOWEST_PACE * STEPS_TO_SETTLE + 3000):
+        before = online.num_refreshes
+        serve(online, num_rounds=1, batch_size=1)
+        if online.num_refreshes > before:
+            refreshed.append(index)
+    gaps = np.diff(refreshed).tolist()
+    assert all(gap == REFRESH_STEPS for gap in gaps[1:6])
+    assert gaps[-2:] == [SLOWEST_PACE * REFRESH_STEPS] * 2
+    before = online.num_refreshes
+    serve(online, num_rounds=4 * REFRESH_STEPS, batch_size=64)
+    assert online.num_refreshes - before >= 4

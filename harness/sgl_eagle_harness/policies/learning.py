@@ -8,7 +8,25 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
 REFRESH_STEPS = 128
-"""Steps between two refreshes: one takes some milliseconds, what lies between only remembers."""
+"""Steps between two refreshes at first: one takes some milliseconds, what lies between only
+remembers."""
+STEPS_TO_SETTLE = 512
+"""Steps of which a refresh's share is a quarter: from then on so large a share is waited for."""
+SLOWEST_PACE = 4
+"""Times that a refresh's steps are waited for at most: estimates forget over thousands of steps, of
+which those are an eighth."""
+
+
+def learning_pace(num_steps: int) -> int:
+    """How many times rarer a policy learns than at first: what it knows much of moves little.
+
+    Args:
+        num_steps: Steps seen so far, of the kind that is learnt from.
+
+    Returns:
+        1 at first, `SLOWEST_PACE` at last.
+    """
+    return min(max(num_steps // STEPS_TO_SETTLE, 1), SLOWEST_PACE)
 
 
 class AlikeRows(NamedTuple):

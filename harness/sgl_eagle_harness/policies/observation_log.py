@@ -71,7 +71,7 @@ class ObservationLog:
         """Start empty.
 
         Args:
-            refresh_steps: Steps between two refreshes.
+            refresh_steps: Steps between two refreshes at the pace of the first.
         """
         self._refresh_steps = refresh_steps
         self._trees: list[ObservedNodes] = []
@@ -89,17 +89,18 @@ class ObservationLog:
         """
         self._trees.append((depths, path_log_confidence, accepted))
 
-    def add_step(self, rows: VerifiedRows) -> bool:
+    def add_step(self, rows: VerifiedRows, pace: int = 1) -> bool:
         """Keep one finished step.
 
         Args:
             rows: Its yield and time.
+            pace: Times that the steps between two refreshes are waited for.
 
         Returns:
             Whether a refresh is due.
         """
         self._steps.append(rows)
-        return len(self._steps) >= self._refresh_steps
+        return len(self._steps) >= self._refresh_steps * pace
 
     def take(self) -> Observations:
         """Hand over what was kept, and start anew.

@@ -16,7 +16,7 @@ import numpy as np
 from sgl_eagle_harness.calibration import Calibration
 from sgl_eagle_harness.online_calibration import OnlineCalibration
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder
-from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows, learning_pace
 from sgl_eagle_harness.policies.observation_log import ObservationLog, Observations
 from sgl_eagle_harness.policies.plan import PlanPolicy
 from sgl_eagle_harness.policies.plan_times import PlanTimes
@@ -268,7 +268,8 @@ class OnlinePlanPolicy:
         """
         place = self._times.range_of(rows.batch_size)
         self._num_steps[place] += 1
-        if self._log.add_step(rows) or self._num_steps[place] == FIRST_STEPS:
+        pace = learning_pace(self._num_steps[place])
+        if self._log.add_step(rows, pace) or self._num_steps[place] == FIRST_STEPS:
             for _ in self._refreshing:  # fewer rounds than parts came since it was due
                 pass
             self._refreshing = self._refresh(self._log.take())

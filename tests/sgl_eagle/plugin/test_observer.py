@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sgl_eagle.plugin.metrics_export import describe_report
 from sgl_eagle.plugin.node_learner import STEPS_BETWEEN_LESSONS, NodeLearner
 from sgl_eagle.plugin.observer import StepObserver
 from sgl_eagle.plugin.round_clock import RoundClock
-from sgl_eagle_harness.policies.learning import REFRESH_STEPS
+from sgl_eagle_harness.policies.learning import REFRESH_STEPS, STEPS_TO_SETTLE
 from sgl_eagle_harness.types import NO_NODE
 
 
@@ -276,6 +277,22 @@ def test_a_tree_of_every_few_drafted_steps_is_followed_and_each_request_has_its_
         run_step(observer, requests, [[5], [5]])
     assert [accepted for _, _, accepted in policy.nodes] == [[0, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0]]
     assert len(policy.rows) == 12  # what steps yield is learnt from all of them
+
+
+def test_fewer_trees_are_followed_at_a_slower_pace_and_each_request_still_has_its_turn():
+    policy = Recorder()
+    observer = make_observer(make_learner(policy, steps_between_lessons=1))
+    requests = [FakeRequest(name) for name in "ab"]
+    for index in range(2 * STEPS_TO_SETTLE + 40):
+        if index == 2 * STEPS_TO_SETTLE:
+            policy.nodes.clear()
+        run_step(observer, requests, [[10, 20], [11, 30]], two_level_trees(2))
+    outcomes = [tuple(accepted) for _, _, accepted in policy.nodes]
+    assert len(outcomes) == pytest.approx(20, abs=1)
+    counts = Counter(outcomes)
+    assert set(counts) == {(1, 0, 1, 0, 0, 0), (0, 1, 0, 0, 1, 0)}
+    assert min(counts.values()) >= 9
+    assert len(policy.rows) == 2 * STEPS_TO_SETTLE + 40
 
 
 def test_reports_hold_what_happened_since_the_last():
