@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 LEAST_RATIO, MOST_RATIO = 0.7, 1.4
 """Measured over predicted time of a round that is no cause for a warning."""
 REFRESHES_IN_A_ROW = 8
-"""That must find the table off, and in the same direction: a thousand rounds."""
+"""That must find the table off, and in the same direction: a thousand rounds, or more later on."""
 
 
 class PlanLearner(Protocol):
