@@ -39,19 +39,6 @@ def reserve_for_several_rounds(*, num_steps: int) -> None:
     )
 
 
-def num_reserved(requests: list[Any]) -> list[int]:
-    """Slots behind the texts of some requests, as far as the host knows their lengths.
-
-    Args:
-        requests: B of SGLang's `Req` that decode.
-
-    Returns:
-        B counts.
-    """
-    committed_len = _committed_len()
-    return [request.kv.kv_allocated_len - committed_len(request) for request in requests]
-
-
 @functools.cache
 def _committed_len() -> Callable[[Any], int]:
     from sglang.srt.managers.schedule_batch import ReqKvInfo
@@ -61,8 +48,14 @@ def _committed_len() -> Callable[[Any], int]:
     return attrgetter("kv.kv_committed_len" if known else "kv_committed_len")
 
 
+def _num_reserved(requests: list[Any]) -> list[int]:
+    # Behind each text, as far as the host knows how long it is.
+    committed_len = _committed_len()
+    return [request.kv.kv_allocated_len - committed_len(request) for request in requests]
+
+
 def _prepare_for_decode(original: Callable[[Any], None], least: int, batch: Any) -> None:
-    if min(num_reserved(batch.reqs), default=0) < least:
+    if min(_num_reserved(batch.reqs), default=0) < least:
         original(batch)
         return
     # What else it does.
@@ -76,4 +69,4 @@ def _prepare_for_decode(original: Callable[[Any], None], least: int, batch: Any)
 def _count_missing(batch: Any, reserved: int, requests: list[Any], page_size: int) -> int:
     # SGLang's own rounds each request to pages, of which ours hold one token.
     del batch, page_size
-    return sum(reserved - found for found in num_reserved(requests) if found < reserved)
+    return sum(reserved - found for found in _num_reserved(requests) if found < reserved)

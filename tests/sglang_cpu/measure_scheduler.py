@@ -21,7 +21,7 @@ from server_process import STAND_IN_ATTENTION, ForkServer
 
 SGLANG = "sglang"
 PROMPT_LENGTH = 12
-MAX_NEW_TOKENS = 300
+MAX_NEW_TOKENS = 450
 SEED = 5
 
 
@@ -31,7 +31,7 @@ def parse_arguments():
     parser.add_argument(
         "--servers",
         nargs="+",
-        default=[SGLANG, "plain"],
+        default=[SGLANG, "plain", "plan_plain"],
         help=f"{SGLANG} or policies of policy_files.py",
     )
     parser.add_argument("--profile", action="store_true", help="name the functions")
@@ -41,7 +41,7 @@ def parse_arguments():
 def measure(fork_server, folder, name, batch, policies, *, profile):
     """Totals of full rounds."""
     clock = folder / f"{name}-{batch}.json"
-    flags = ["--max-running-requests", str(batch), "--max-total-tokens", str(batch * 400)]
+    flags = ["--max-running-requests", str(batch), "--max-total-tokens", str(batch * 520)]
     if name != SGLANG:
         flags += ["--sgl-eagle-policy", str(policies[name])]
     choose = random.Random(SEED)

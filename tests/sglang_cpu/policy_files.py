@@ -28,7 +28,7 @@ from sgl_eagle_harness.trace_schema import SamplingParams
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_CONTEXT = 512
-LARGEST_BATCH = 16
+LARGEST_BATCH = 128
 MODEL = ModelIdentity(name="tiny", sha256="0" * 64, dims={"hidden_size": 128})
 
 IRREGULAR_PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (2, 0, 1), (0, 0, 0, 1))
@@ -49,6 +49,9 @@ def write_policies(folder: Path) -> dict[str, Path]:
             topk=4,
             verify_sizes=(1, 2, 4, 8),
             expected_drafts=((0.0, 0.6, 0.8, 0.8), (0.0, 0.6, 1.4, 1.6), (0.0, 0.6, 1.5, 1.9)),
+        ),
+        "plan_plain": PlanSpec(
+            num_steps=3, topk=4, verify_sizes=(1, 8), expected_drafts=((0.0, 0.0),) * 3
         ),
         "price": make_price(),
         "price_dear": make_price(price_tok_per_us=1.0),

@@ -12,6 +12,8 @@ import pstats
 import time
 from pathlib import Path
 
+import overlap
+
 FILE_VARIABLE = "SCHEDULER_CLOCK_FILE"
 BATCH_VARIABLE = "SCHEDULER_CLOCK_BATCH"
 PROFILE_VARIABLE = "SCHEDULER_CLOCK_PROFILE"
@@ -26,8 +28,9 @@ def install():
     """Write to the file that a variable names what full decode rounds take.
 
     All are time on a core, added up over `rounds`. `forward_ns` is that of the models, which run
-    where a GPU would have them launched; `run_batch_ns` leaves it out.
+    where a GPU would have them launched; `run_batch_ns` leaves it out. Steps overlap.
     """
+    overlap.install()
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.model_executor.model_runner import ModelRunner
 

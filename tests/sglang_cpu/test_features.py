@@ -17,14 +17,19 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 STOP_RANGE = range(4, 20)
 
 
-@pytest.fixture(scope="module", params=["irregular", "price_late"])
+@pytest.fixture(
+    scope="module",
+    params=[("irregular", None), ("price_late", "overlap.install")],
+    ids=["irregular", "price_late_overlapping"],
+)
 def server(request, fork_server, pair, policies, tmp_path_factory):
+    policy, fault = request.param
     flags = (
-        *("--sgl-eagle-policy", str(policies[request.param])),
+        *("--sgl-eagle-policy", str(policies[policy])),
         *("--chunked-prefill-size", "16", "--enable-metrics"),
     )
     log = tmp_path_factory.mktemp("server") / "log"
-    with fork_server.serve(pair, log, *flags) as running:
+    with fork_server.serve(pair, log, *flags, fault=fault) as running:
         yield running
 
 
@@ -98,7 +103,7 @@ def test_logit_bias_is_honoured_at_every_position(server):
 
 def test_a_request_may_reach_the_context_limit(server, request, policies):
     # SGLang holds back as many positions as all branches of one draft may take, and some.
-    name = request.node.callspec.params["server"]
+    name, _ = request.node.callspec.params["server"]
     limits = load_policy_file(policies[name]).build().limits
     room = 30 + limits.topk * limits.num_steps
     random_ids = random.Random(1)

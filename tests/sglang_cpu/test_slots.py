@@ -26,7 +26,7 @@ def test_a_round_that_allocates_nothing_is_prepared_as_by_sglang(fork_server):
     assert ours == usual
 
 
-@pytest.mark.parametrize("name", ["plain", "plan", "price_late"])
+@pytest.mark.parametrize("name", ["plain", "plan", "price_late", "eagle2"])
 def test_rounds_of_a_server_find_their_slots(
     name, fork_server, pair, policies, completions, tmp_path
 ):
@@ -41,4 +41,5 @@ def test_rounds_of_a_server_find_their_slots(
     assert [answer["output_ids"] for answer in answers] == [wanted for _, wanted in completions]
     watched = json.loads(found.read_text())
     assert watched["room"] >= watched["round_slots"]
+    assert watched["lag"] > (name != "plain")  # one token each, or more
     assert watched["rounds_topped_up"] < watched["rounds"] / 2
