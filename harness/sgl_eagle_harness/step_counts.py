@@ -23,6 +23,7 @@ class StepCounts:
         correct_ct: Drafts that the target kept.
         tier_switch_ct: Changes of requests between speculation and plain decoding.
         invalid_row_ct: Verify passes for which a draft was wanted and had no finite probability.
+        host_bound_ct: Steps for which the host is known to have waited for no device.
         verify_size_ct: Verify passes by nodes verified, root included.
         depth_ct: Verify passes by levels drafted; 0 is plain decoding.
     """
@@ -35,6 +36,7 @@ class StepCounts:
     correct_ct: int = 0
     tier_switch_ct: int = 0
     invalid_row_ct: int = 0
+    host_bound_ct: int = 0
     verify_size_ct: Counter[int] = field(default_factory=Counter)
     depth_ct: Counter[int] = field(default_factory=Counter)
 

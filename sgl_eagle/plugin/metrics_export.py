@@ -35,6 +35,7 @@ _COUNTERS = {
     "proposed_drafts": ("proposed_ct", "Drafts verified, roots and padding excluded."),
     "correct_drafts": ("correct_ct", "Drafts that the target kept."),
     "tier_switches": ("tier_switch_ct", "Changes between speculation and plain decoding."),
+    "host_bound_steps": ("host_bound_ct", "Decode steps for which the host waited for no device."),
     "invalid_rows": ("invalid_row_ct", "Verify passes whose draft had no finite probability."),
 }
 """Metric -> field of `StepCounts`, and what it counts."""
@@ -143,6 +144,7 @@ def describe_report(report: StepReport) -> str:
         f"depth {_mean(counts.depth_ct):.1f}",
         f"batch {rows / steps:.1f}",
         f"plain {1 - counts.speculated_ct / rows:.0%}",
+        f"host-bound {counts.host_bound_ct / steps:.0%}",
         f"{counts.tier_switch_ct} tier switches",
     ]
     if "price_tok_per_us" in report.gauges:

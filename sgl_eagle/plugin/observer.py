@@ -265,6 +265,7 @@ class StepObserver:
                 listener.observe(step)
 
     def _count(self, step: FinishedStep) -> None:
+        self._counts.host_bound_ct += step.host_bound is True
         sizes = step.common_sizes
         if sizes is not None:
             self._counts.add_step_of_one_size(

@@ -144,7 +144,7 @@ class OnlinePlanPolicy:
         return None if self._running is None else self._plan.shapes[self._running]
 
     def scheduler_us(self, batch_size: int) -> float:
-        """The scheduler's time between two rounds, as far as it was seen.
+        """The scheduler's time between two rounds of the kind that runs, as far as it was seen.
 
         Args:
             batch_size: Requests decoded together.
@@ -152,7 +152,8 @@ class OnlinePlanPolicy:
         Returns:
             Microseconds.
         """
-        return self._times.scheduler_us(batch_size)
+        drafts = self.running_shape not in {None, PLAIN_ROUND}
+        return self._times.scheduler_us(batch_size, drafts=drafts)
 
     @property
     def table_ratio(self) -> float | None:

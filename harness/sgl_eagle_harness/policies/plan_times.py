@@ -54,6 +54,7 @@ class PlanTimes:
         """
         self._plan = plan
         self._index = {shape: index for index, shape in enumerate(plan.shapes)}
+        self._drafts = np.array([shape.num_steps > 0 for shape in plan.shapes])
         self._scheduler = SchedulerTime(batch_edges)
         self._shapes = ShapeTimes(len(plan.shapes), batch_edges=batch_edges)
         self._device_ratios: list[float] = []
@@ -71,20 +72,25 @@ class PlanTimes:
         modelled = round_us(
             self._plan.shape_us(batch_size, context_len),
             self._plan.shape_launch_us(batch_size, context_len),
-            self._scheduler.us(batch_size),
+            np.where(
+                self._drafts,
+                self.scheduler_us(batch_size, drafts=True),
+                self.scheduler_us(batch_size, drafts=False),
+            ),
         )
         return np.asarray(modelled * self._shapes.ratios(batch_size))
 
-    def scheduler_us(self, batch_size: int) -> float:
+    def scheduler_us(self, batch_size: int, *, drafts: bool) -> float:
         """The scheduler's time between two rounds, as far as it was seen.
 
         Args:
             batch_size: Requests decoded together.
+            drafts: Whether the rounds do.
 
         Returns:
             Microseconds.
         """
-        return self._scheduler.us(batch_size)
+        return self._scheduler.us(batch_size, drafts=drafts)
 
     def unknown_share(self, batch_size: int) -> FloatArray:
         """How far each shape is known from the table alone.
@@ -127,7 +133,7 @@ class PlanTimes:
                 served.append(_Served(sizes, modelled, rows.elapsed_us, rows.host_bound))
         self._learn_scheduler(served)
         expected_us = {
-            sizes: float(round_us(modelled.row_us, modelled.launch_us, self.scheduler_us(sizes[0])))
+            sizes: self._expected_us(sizes, modelled)
             for sizes, modelled in known.items()
             if modelled is not None
         }
@@ -168,6 +174,7 @@ class PlanTimes:
                 HostRound(
                     batch_size=each.sizes[0],
                     shape=each.modelled.shape,
+                    drafts=each.sizes[1] > 0,
                     rest_us=each.elapsed_us - each.modelled.launch_us,
                     host_bound=each.host_bound,
                 )
@@ -175,6 +182,11 @@ class PlanTimes:
                 if each.host_bound is not None
             ]
         )
+
+    def _expected_us(self, sizes: _Sizes, modelled: _Modelled) -> float:
+        batch_size, depth, _ = sizes
+        scheduler_us = self.scheduler_us(batch_size, drafts=depth > 0)
+        return float(round_us(modelled.row_us, modelled.launch_us, scheduler_us))
 
     def _modelled(
         self, batch_size: int, depth: int, num_nodes: int, context_len: float

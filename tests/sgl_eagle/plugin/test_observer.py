@@ -335,7 +335,7 @@ def test_the_log_line_says_what_a_step_did():
     line = describe_report_of(observer, reports)
     assert line.startswith(
         "accept length 1.50; kept 0.50 of 3.00 proposed and 6.0 drafted a pass; verify size 4.0; "
-        "depth 2.0; batch 2.0; plain 0%; 0 tier switches; price 2000.0 tok/s"
+        "depth 2.0; batch 2.0; plain 0%; host-bound 100%; 0 tier switches; price 2000.0 tok/s"
     )
 
 
