@@ -18,9 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl_eagle_harness.shape_estimates import HALF_LIFE_ROUNDS, ROUNDS_COMPARED
+from sgl_eagle_harness.shape_estimates import ROUNDS_COMPARED
 from sgl_eagle_harness.types import FloatArray
 
+HALF_LIFE_ROUNDS = 1024.0
+"""Rounds after which what was seen counts half. A shape that the scheduler has made slow is given
+up and says no more, and a machine may have been busy just then: so it is tried again within a
+minute, for as few rounds as it takes to see whether that still holds."""
 PRIOR_ROUNDS = 2.0
 """Rounds that what is believed beforehand counts for: few, since only medians are learnt."""
 

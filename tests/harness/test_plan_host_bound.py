@@ -263,3 +263,26 @@ def test_what_drafting_takes_the_scheduler_keeps_no_plain_round_from_being_tried
     shapes = server.serve(64, 3 * REFRESH_STEPS)
     assert server.policy.running_shape == PLAIN_ROUND
     assert shapes.count(PLAIN_ROUND) > 0.95 * len(shapes)
+
+
+def test_a_machine_that_was_busy_for_a_moment_does_not_end_plain_decoding_for_long():
+    server = Server(make_plan(make_costs()))
+    truth, slowed_us = server._plan, [2500.0]
+    server.round_us = lambda batch, shape: (
+        truth.shape_us(batch, 256)[truth.shapes.index(shape)],
+        LAUNCH_US + 1200.0 if shape.num_steps else PLAIN_LAUNCH_US + slowed_us[0],
+    )
+    server.serve(64, REFRESH_STEPS)
+    assert server.policy.running_shape.num_steps == 5
+    slowed_us[0] = 100.0
+    shapes = server.serve(64, 8000)  # of 5 ms
+    assert server.policy.running_shape == PLAIN_ROUND
+    assert shapes.index(PLAIN_ROUND) < 7000
+
+
+def test_a_plain_round_that_is_still_slow_is_tried_for_a_few_rounds():
+    server = Server(make_plan(make_costs()))
+    server.serve(128, REFRESH_STEPS)
+    shapes = server.serve(128, 20_000)
+    reached = np.mean([server.speed(128, shape) for shape in shapes])
+    assert reached > 0.99 * server.best_speed(128)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_eagle_harness.scheduler_time import (
+    HALF_LIFE_ROUNDS,
     PRIOR_ROUNDS,
     HostRound,
     SchedulerTime,
     round_us,
 )
-from sgl_eagle_harness.shape_estimates import HALF_LIFE_ROUNDS
 
 EDGES = (1, 2, 4, 8)
 SMALL, LARGE = 1, 8

@@ -47,8 +47,8 @@ of batch sizes saves up for its own: the dearer a trial, the rarer."""
 MOST_SAVED_ROUNDS = 8.0
 """Rounds that may be saved up, so that hours without a trial do not lead to many in a row."""
 FIRST_STEPS = 32
-"""Steps of a range of batch sizes after which its first refresh is due: what the scheduler takes
-there may change which shape is best, and short requests are over soon."""
+"""Steps of a range of batch sizes after which its first refresh is due, and of a shape that has
+replaced another: what the scheduler takes may change which is best, and requests are over soon."""
 STEPS_TIMED_AT_ONCE = 32
 """Steps whose times one round learns from: about as long as any other part of a refresh takes."""
 
@@ -104,6 +104,7 @@ class OnlinePlanPolicy:
         self._trial: _Trial | None = None
         self._saved_rounds = np.zeros(len(batch_edges))
         self._num_steps = [0] * len(batch_edges)
+        self._steps_to_look = 0
         self._table_ratio: float | None = None
         self._num_refreshes = 0
         self.limits: TreeLimits = plan.limits
@@ -219,8 +220,10 @@ class OnlinePlanPolicy:
         """
         next(self._refreshing, None)
         key = batch_size, self._plan.planned_context(context_len)
-        self._latest = key
-        self._running = self._choose(key, self._running)
+        running = self._choose(key, self._running)
+        if key == self._latest and running != self._running:
+            self._steps_to_look = FIRST_STEPS
+        self._latest, self._running = key, running
         trial = self._trial
         if trial is not None and trial.key == key:
             trial.rounds_left -= 1
@@ -269,8 +272,10 @@ class OnlinePlanPolicy:
         """
         place = self._times.range_of(rows.batch_size)
         self._num_steps[place] += 1
+        self._steps_to_look -= 1
         pace = learning_pace(self._num_steps[place])
-        if self._log.add_step(rows, pace) or self._num_steps[place] == FIRST_STEPS:
+        is_new = self._num_steps[place] == FIRST_STEPS or self._steps_to_look == 0
+        if self._log.add_step(rows, pace) or is_new:
             for _ in self._refreshing:  # fewer rounds than parts came since it was due
                 pass
             self._refreshing = self._refresh(self._log.take())
