@@ -198,7 +198,8 @@ def test_where_host_and_device_take_turns_the_scheduler_adds_to_every_round(batc
 
 def test_a_table_that_is_off_shows_in_rounds_that_the_device_decides():
     costs = make_costs()
-    halved = replace(costs, target=replace(costs.target, us=costs.target.us * 0.5))
+    costs = replace(costs, target=replace(costs.target, us=costs.target.us * 4))
+    halved = replace(costs, target=replace(costs.target, us=costs.target.us / 2))
     server = Server(make_plan(halved))
     truth = make_plan(costs)
     server.round_us = lambda batch, shape: (
@@ -209,6 +210,14 @@ def test_a_table_that_is_off_shows_in_rounds_that_the_device_decides():
     server.serve(128, 3 * REFRESH_STEPS)
     assert server.policy.num_refreshes == 3  # the first was early, the fourth is not due
     assert server.policy.table_ratio > 1.4
+
+
+def test_rounds_that_take_their_launch_and_little_more_say_nothing_about_the_table():
+    server = Server(make_plan(make_costs()))
+    server.round_us = lambda _, shape: (5000.0, 4000.0 + shape.num_steps)
+    server.serve(4, 5 * REFRESH_STEPS)  # at 2.5 ms by the table, of which 2.5 are the host's
+    assert server.policy.num_refreshes >= 4
+    assert server.policy.table_ratio is None
 
 
 def test_rounds_of_a_host_that_is_slower_say_nothing_about_the_table():

@@ -14,6 +14,9 @@ from sgl_eagle_harness.scheduler_time import HostRound, SchedulerTime, round_us
 from sgl_eagle_harness.shape_estimates import ShapeTimes, TimedRound
 from sgl_eagle_harness.types import FloatArray
 
+DEVICE_SHARE = 2.0
+"""Times that a round in a row is longer than its launch from which on it says how far the table is
+off: a host that is slower than it was at the start cannot be the reason then."""
 FEWEST_DEVICE_ROUNDS = 32
 """Rounds that say how far the cost table is off."""
 
@@ -27,6 +30,11 @@ class _Modelled(NamedTuple):
     shape: int
     row_us: float
     launch_us: float
+
+    @property
+    def is_devices(self) -> bool:
+        """Whether it is the device by far that makes it as long as it is."""
+        return self.row_us >= DEVICE_SHARE * self.launch_us
 
 
 class _Served(NamedTuple):
@@ -140,7 +148,7 @@ class PlanTimes:
         self._device_ratios += [
             each.elapsed_us / expected_us[each.sizes]
             for each in served
-            if each.host_bound is not None and not each.host_bound
+            if each.host_bound is not None and not each.host_bound and each.modelled.is_devices
         ]
         self._shapes.observe(
             [
@@ -158,8 +166,8 @@ class PlanTimes:
         """How far off the cost table was in the rounds since this was last asked.
 
         Returns:
-            Measured over predicted time of a typical round whose device was slower than its host;
-            the prediction is the table's, before anything that was learnt. None of fewer than
+            Measured over predicted time of a typical round whose device was by far slower than its
+            host; the prediction is the table's, before anything that was learnt. None of fewer than
             `FEWEST_DEVICE_ROUNDS` such rounds.
         """
         ratios, self._device_ratios = self._device_ratios, []
