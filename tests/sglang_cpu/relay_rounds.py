@@ -51,8 +51,15 @@ def relay(ours):
             )
         is_prefill = not known & set(rows)
         known |= set(rows)
-        relayed._resolve_spec_extras(SimpleNamespace(spec_info=None if is_prefill else running))
-        given.append(None if is_prefill else [getattr(running, name).tolist() for name in FIELDS])
+        batch = SimpleNamespace(spec_info=None if is_prefill else running)
+        relayed.resolve_seq_lens_cpu(batch)
+        relayed._resolve_spec_extras(batch)
+        given.append(
+            None
+            if is_prefill
+            else [batch.seq_lens.tolist(), *(getattr(running, name).tolist() for name in FIELDS)]
+        )
+        relayed.publish(running.future_indices, torch.randint(99, (len(rows),), generator=draw))
         if not leaves_children:
             running.topk_p = torch.rand(len(rows), TOPK, generator=draw)
             running.topk_index = torch.randint(99, (len(rows), TOPK), generator=draw)
@@ -84,8 +91,8 @@ def _make_relay(ours, events):
     )
     pool = SimpleNamespace(req_to_token=torch.zeros(NUM_ROWS, 4))
     if ours:
-        return make_relay(algorithm, "cpu", pool)
-    return overlap_utils.FutureMap("cpu", algorithm, pool)
+        return make_relay(algorithm, "cpu", pool, needs_cpu_seq_lens=False)
+    return overlap_utils.FutureMap("cpu", algorithm, pool, needs_cpu_seq_lens=False)
 
 
 def _payload(step):
@@ -96,7 +103,7 @@ def _payload(step):
 
 def _watch(relayed, events):
     # SGLang makes most buffers at the first step.
-    for name in ("output_tokens", "topk_p", "topk_index", "hidden_states"):
+    for name in ("new_seq_lens", "output_tokens", "topk_p", "topk_index", "hidden_states"):
         buffer = getattr(relayed, f"{name}_buf")
         if not isinstance(buffer, _Watched):
             watched = buffer.as_subclass(_Watched)

@@ -12,15 +12,18 @@ def test_steps_are_given_what_sglang_would_give(fork_server):
         fork_server.call("relay_rounds", "relay", ours) for ours in (True, False)
     )
     assert ours == stock
-    assert stock_events[1:] == [["gathers", *ALL] if given else ALL for given in stock[1:]]
+    read_and_written = ["gathers", "new_seq_lens", *ALL]
+    assert stock_events[1:] == [
+        read_and_written if given else read_and_written[1:] for given in stock[1:]
+    ]
     assert events[1:] == [
         ["gathers"],  # the step before has left children of its own
         [],
         [],
-        ["output_tokens", "gathers"],  # a request has left
+        ["new_seq_lens", "output_tokens", "gathers"],  # a request has left
         ALL,  # the batch is the one before; its children are new
-        ["gathers"],
-        ["output_tokens", *ALL],  # a prefill: what waits goes first
-        ["gathers"],
+        ["new_seq_lens", "gathers"],
+        ["new_seq_lens", "output_tokens", *ALL],  # a prefill: what waits goes first
+        ["new_seq_lens", "gathers"],
         [],
     ]
