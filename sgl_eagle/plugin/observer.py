@@ -72,7 +72,7 @@ class StepObserver:
         listeners: tuple[StepListener, ...],
         patient: tuple[StepListener, ...] = (),
         gauges: Callable[[int], dict[str, float]],
-        export: Callable[[StepReport], None],
+        export: Callable[[StepReport], None] | None,
         dropped_ct: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -84,7 +84,7 @@ class StepObserver:
             listeners: Look at every finished step.
             patient: Look at every finished step some steps later, and do without its tokens.
             gauges: Values to report, asked with the latest batch size.
-            export: Takes every report.
+            export: Takes every report; None where nobody reads any but the log's.
             dropped_ct: Steps that a recorder has lost since the start.
             now: Seconds on a clock that never goes back.
         """
@@ -227,34 +227,40 @@ class StepObserver:
         self._counts.tier_switch_ct += num_requests
 
     def publish(self) -> None:
-        """Report what happened since the last report."""
-        now, dropped_ct, counts = self._now(), self._dropped_ct(), self.counts
-        stage_us = self._clock.total_us()
-        gauges = self._gauges(self._batch_size)
-        self._export(
-            StepReport(
-                counts=counts.since(self._exported),
-                stage_us={
-                    stage: us - self._stage_us_exported.get(stage, 0.0)
-                    for stage, us in stage_us.items()
-                },
-                gauges=gauges,
-                dropped_ct=dropped_ct - self._dropped_exported,
-            )
+        """Report what happened since the last report, to those who read it."""
+        now = self._now()
+        if self._export is not None:
+            self._export(self._take_report())
+        self._last_export = now
+        if now - self._last_log >= SECONDS_PER_LOG_LINE:
+            self._write_log_line()
+            self._last_log = now
+
+    def _take_report(self) -> StepReport:
+        counts, stage_us, dropped_ct = self.counts, self._clock.total_us(), self._dropped_ct()
+        report = StepReport(
+            counts=counts.since(self._exported),
+            stage_us={
+                stage: us - self._stage_us_exported.get(stage, 0.0)
+                for stage, us in stage_us.items()
+            },
+            gauges=self._gauges(self._batch_size),
+            dropped_ct=dropped_ct - self._dropped_exported,
         )
-        self._exported, self._last_export = counts.copy(), now
-        self._stage_us_exported, self._dropped_exported = stage_us, dropped_ct
-        if now - self._last_log < SECONDS_PER_LOG_LINE:
-            return
+        self._exported, self._stage_us_exported = counts.copy(), stage_us
+        self._dropped_exported = dropped_ct
+        return report
+
+    def _write_log_line(self) -> None:
+        counts, dropped_ct = self.counts, self._dropped_ct()
         report = StepReport(
             counts=counts.since(self._logged),
             stage_us={},
-            gauges=gauges,
+            gauges=self._gauges(self._batch_size),
             dropped_ct=dropped_ct - self._dropped_logged,
         )
         logger.info("SGL_EAGLE %s", describe_report(report))
-        self._logged, self._last_log = counts.copy(), now
-        self._dropped_logged = dropped_ct
+        self._logged, self._dropped_logged = counts.copy(), dropped_ct
 
     def _look_at_uncounted(self) -> None:
         steps, self._uncounted = self._uncounted, []

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -156,18 +156,8 @@ class RowClock(RoundClock):
         self._latest: Any = None
         self._spans: list[_Span] = []
         self._entered: list[Stage] = []
+        self.stage = partial(_MarkedStage, self)
         self._num_ended = 0
-
-    def stage(self, name: Stage) -> AbstractContextManager[None]:
-        """Mark the ends of a block.
-
-        Args:
-            name: The stage that it belongs to.
-
-        Returns:
-            To be entered.
-        """
-        return _MarkedStage(self, name)
 
     def end_round(self, num_rows: int) -> None:
         """Count what has been launched since the round before to this one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -222,12 +223,8 @@ def _open_recording(
     return TraceRecorder(pipe.send, dense=dense)
 
 
-def _exporter(server_args: Any) -> Any:
+def _exporter(server_args: Any) -> Callable[[StepReport], None] | None:
     if not server_args.enable_metrics:
-        return _discard
+        return None
     model_name = server_args.served_model_name or server_args.model_path
     return PrometheusExport(model_name=str(model_name)).add
-
-
-def _discard(report: StepReport) -> None:
-    del report

@@ -49,8 +49,8 @@ MOST_SAVED_ROUNDS = 8.0
 FIRST_STEPS = 32
 """Steps of a range of batch sizes after which its first refresh is due, and of a shape that has
 replaced another: what the scheduler takes may change which is best, and requests are over soon."""
-STEPS_TIMED_AT_ONCE = 32
-"""Steps whose times one round learns from: about as long as any other part of a refresh takes."""
+STEPS_TIMED_AT_ONCE = 64
+"""Steps whose times one round learns from, which takes no longer than other parts of a refresh."""
 
 _Key = tuple[int, float]
 """Batch size, and the context that stands for those that share a plan."""

@@ -118,6 +118,8 @@ def test_speeds_are_read_where_all_requests_decode():
         decode(8, 100.0),
         "INFO SGL_EAGLE batch 8.0, host us a round: decide 3, verify 5; own 3",
         decode(8, 300.0, "accept len: 3.00"),
+        *["INFO SGL_EAGLE batch 8.0, host us a round: decide 5, verify 5; own 5"] * 2,
+        "INFO SGL_EAGLE batch 8.0, host us a round: decide 3, verify 5, watch 24; own 27",
         "Prefill batch, #new-seq: 1",
         decode(8, 2.0),
         decode(8, 200.0, "accept len: 1.00"),
@@ -127,8 +129,8 @@ def test_speeds_are_read_where_all_requests_decode():
     ]
     found = read_log("\n".join(log), 8)
     assert found["full_tok_per_s"] == pytest.approx((1 + 3 + 1) / (1 / 100 + 3 / 300 + 1 / 200))
-    assert found["host_us"] == "batch 8.0, host us a round: decide 3, verify 5; own 3"
-    assert found["own_us"] == 3.0
+    assert found["host_us"] == "batch 8.0, host us a round: decide 5, verify 5; own 5"
+    assert found["own_us"] == 10.0
     assert found["num_speeds"] == 3
     nothing = {"full_tok_per_s": None, "num_speeds": 0, "host_us": None, "own_us": None}
     assert read_log("", 8) == nothing
