@@ -9,7 +9,7 @@ ranges of batch sizes.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,10 +19,12 @@ import numpy as np
 
 from sgl_eagle_harness.calibration import Calibration
 from sgl_eagle_harness.decayed_ratio import DecayedRatio
-from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
+from sgl_eagle_harness.types import BoolArray, Float32Array, FloatArray, IntArray
 
 PRIOR_DRAFTS = 50.0
 """Correct drafts that the prior's average tree counts for before any was seen."""
+PRIOR_ROWS = 60.0
+"""Verified rows that what trees promise of a depth counts for before any was seen."""
 HALF_LIFE_ROUNDS = 4096.0
 """Rounds after which what was observed counts half: about half a minute. Plain rounds age what
 trees yielded, too, so that a server which gave up speculation tries again, within minutes."""
@@ -42,13 +44,31 @@ STRANGEST_RATIO = 2.0
 """A round that takes so many times as long as expected, or as short, counts as no stranger."""
 
 
+class DraftedRows(NamedTuple):
+    """Verified rows whose trees are of one size, of any rounds.
+
+    Attributes:
+        depth: Levels drafted, at least 1.
+        num_draft_tokens: Nodes verified of each, root included.
+        num_rows: How many rows.
+        reached: [depth] int64, rows of which the target kept at least 1, 2, ... drafts.
+    """
+
+    depth: int
+    num_draft_tokens: int
+    num_rows: int
+    reached: IntArray
+
+
 class DraftYield:
     """Expected correct drafts of every depth and verify size.
 
-    A drafted tree holds every smaller and shallower one, so that it tells of them all. A depth that
-    is not drafted takes over how far the next shallower one was off: the prior's average tree says
-    how levels continue. What calibrated trees promise is then held against the drafts that were
-    kept, of all rows and in the shapes that ran, and all shapes are scaled alike.
+    A drafted tree holds every smaller and shallower one, so that it tells of them all. What is
+    learnt of a depth is by how much more, or less, it was off than the next shallower one in the
+    same trees: so a depth that was not drafted for a while follows what shallower ones tell of
+    today's texts. What calibrated trees promise is then held likewise against the drafts that were
+    kept, of all rows. A row tells what every shallower tree would have kept, too, but for the nodes
+    that a shallower one has room for; by these, too, trees are compared.
     """
 
     def __init__(self, prior: FloatArray, sizes: Sequence[int]) -> None:
@@ -58,11 +78,14 @@ class DraftYield:
             prior: [D, S] float64 expected correct drafts.
             sizes: [S] verify sizes, root included.
         """
+        num_levels, num_sizes = prior.shape
         self._prior = prior
+        self._sizes = tuple(sizes)
         self._num_drafts = np.array(sizes) - 1
-        self._kept = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
-        self._kept_of_prior = DecayedRatio((1,), prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
-        self._trees = DecayedRatio(prior.shape, prior=PRIOR_DRAFTS, half_life=HALF_LIFE_ROUNDS)
+        self._kept = _ratio((num_levels,), PRIOR_ROWS)
+        self._kept_of_prior = _ratio((1,), PRIOR_DRAFTS)
+        self._trees = _ratio(prior.shape, PRIOR_DRAFTS)
+        self._room = _ratio((num_levels, num_sizes, num_levels), PRIOR_DRAFTS)
 
     @property
     def ratio(self) -> float:
@@ -75,27 +98,24 @@ class DraftYield:
         Args:
             num_rounds: Rounds since then, plain ones included.
         """
-        self._kept.decay(num_rounds)
-        self._kept_of_prior.decay(num_rounds)
-        self._trees.decay(num_rounds)
+        for each in (self._kept, self._kept_of_prior, self._trees, self._room):
+            each.decay(num_rounds)
 
-    def observe_rows(
-        self, depths: IntArray, columns: IntArray, num_rows: IntArray, num_correct: IntArray
-    ) -> None:
+    def observe_rows(self, groups: Sequence[DraftedRows]) -> None:
         """Learn from verified rows, after the trees of their rounds.
 
         Args:
-            depths: [M] int64 levels drafted, at least 1.
-            columns: [M] int64 indices of their verify sizes.
-            num_rows: [M] int64 rows of that depth and size.
-            num_correct: [M] int64 drafts that the target kept in all of them.
+            groups: Rows by depth, of at most D levels, and size.
         """
-        place, correct = np.zeros(1, np.int64), float(num_correct.sum())
-        for kept, drafts in (
-            (self._kept, self._promised_drafts()),
-            (self._kept_of_prior, self._prior),
-        ):
-            kept.add(place, correct, float(num_rows @ drafts[depths - 1, columns]))
+        promised, room = self._promised_drafts(), self._room.values()
+        for depth, size, num_rows, reached in groups:
+            column = min(bisect_left(self._sizes, size), len(self._sizes) - 1)
+            prior = self._prior[:depth, column]
+            kept = reached.cumsum() * room[depth - 1, column, :depth] / prior
+            expected = num_rows * promised[:depth, column] / prior
+            _add_levels(self._kept, np.arange(depth), kept, expected)
+            total = float(reached.sum()), num_rows * float(prior[-1])
+            self._kept_of_prior.add(np.zeros(1, np.int64), *total)
 
     def observe_trees(
         self, trees: Sequence[tuple[IntArray, Float32Array]], calibration: Calibration
@@ -111,16 +131,9 @@ class DraftYield:
             return
         depths, probs = _pad(trees, calibration)
         reach = depths.max(axis=1)
-        for depth in range(1, len(self._prior) + 1):
-            whole = reach >= depth
-            if not whole.any():
-                break
-            inside = (depths[whole] <= depth) & (depths[whole] > 0)
-            rank = inside.cumsum(axis=1)[inside]
-            by_rank = np.bincount(rank, probs[whole][inside], self._num_drafts[-1] + 1)
-            sums = by_rank.cumsum()[self._num_drafts]
-            cells = (depth - 1) * len(sums) + np.arange(len(sums))
-            self._trees.add(cells, sums, whole.sum() * self._prior[depth - 1])
+        for deepest in np.unique(reach[reach <= len(self._prior)]).tolist():
+            alike = reach == deepest
+            self._observe_alike(depths[alike], probs[alike], deepest)
 
     def expected_drafts(self) -> FloatArray:
         """The estimate as it stands.
@@ -129,19 +142,53 @@ class DraftYield:
             [D, S] float64, rising along both axes, at most as many drafts as levels and nodes.
         """
         depths = np.arange(1, len(self._prior) + 1)[:, None]
-        drafts = self._promised_drafts() * float(self._kept.values()[0])
+        drafts = self._promised_drafts() * _down_the_levels(self._kept)[:, None]
         rising = np.maximum.accumulate(drafts, axis=0)
         most = np.minimum(depths, self._num_drafts)
         return np.asarray(np.minimum(np.maximum.accumulate(rising, axis=1), most))
 
     def _promised_drafts(self) -> FloatArray:
         # [D, S] by the trees alone.
-        ratio = np.ones(self._prior.shape[1])
-        rows = []
-        for depth, prior in enumerate(self._prior):
-            ratio = self._trees.values(towards=ratio)[depth]
-            rows.append(prior * ratio)
-        return np.stack(rows)
+        return np.asarray(self._prior * _down_the_levels(self._trees))
+
+    def _observe_alike(self, depths: IntArray, probs: FloatArray, deepest: int) -> None:
+        # Trees of so many levels, as `_pad` returns them.
+        num_levels, num_sizes = self._prior.shape
+        levels = range(1, deepest + 1)
+        # The best nodes of a tree of each depth, and of those of the deepest the ones so deep.
+        alone = [self._sums((depths > 0) & (depths <= level), probs) for level in levels]
+        within = [self._sums(depths > 0, probs * (depths <= level)) for level in levels]
+        cells = np.arange(deepest * num_sizes).reshape(deepest, num_sizes)
+        _add_levels(self._trees, cells, np.stack(alone), len(depths) * self._prior[:deepest])
+        cells = (deepest - 1) * num_sizes * num_levels + np.arange(num_sizes * num_levels)
+        shallower = cells.reshape(num_sizes, num_levels).T[:deepest]
+        self._room.add(shallower.ravel(), np.ravel(alone), np.ravel(within))
+
+    def _sums(self, inside: BoolArray, probs: FloatArray) -> FloatArray:
+        # [S] probabilities of the best nodes of those inside, over all trees.
+        rank = inside.cumsum(axis=1)[inside]
+        by_rank = np.bincount(rank, probs[inside], self._num_drafts[-1] + 1)
+        return np.asarray(by_rank.cumsum()[self._num_drafts])
+
+
+def _ratio(shape: tuple[int, ...], prior: float) -> DecayedRatio:
+    return DecayedRatio(shape, prior=prior, half_life=HALF_LIFE_ROUNDS)
+
+
+def _add_levels(
+    ratio: DecayedRatio, cells: IntArray, observed: FloatArray, expected: FloatArray
+) -> None:
+    # [depth, ...] each: a level is expected to be off as the one above it was.
+    above = np.divide(
+        observed[:-1], expected[:-1], out=np.ones_like(observed[:-1]), where=expected[:-1] > 0
+    )
+    first = np.ones_like(observed[:1])
+    ratio.add(cells.ravel(), observed.ravel(), (expected * np.concatenate([first, above])).ravel())
+
+
+def _down_the_levels(ratio: DecayedRatio) -> FloatArray:
+    # [D, ...] how far each depth was off, of how much further than the depth above it.
+    return np.asarray(ratio.values().cumprod(axis=0))
 
 
 class TimedRound(NamedTuple):

@@ -134,7 +134,7 @@ class NodeLearner:
                 num_correct_drafts=np.array(correct, np.int64),
             )
         else:
-            alike = AlikeRows(sizes.depth, sizes.num_draft_tokens, len(correct), sum(correct))
+            alike = AlikeRows(sizes.depth, sizes.num_draft_tokens, correct)
             found = VerifiedRows(
                 batch_size=step.batch_size,
                 elapsed_us=step.elapsed_us,

@@ -57,16 +57,20 @@ def test_rows_that_were_decoded_plainly_count_as_rows_but_yield_nothing():
     log.add_step(step([1], [2], [1]))
     seen = log.take()
     assert seen.num_rows == 3
-    assert [part.tolist() for part in seen.drafted_rows()] == [[3, 1], [8, 2], [1, 1], [2, 1]]
-    log.add_step(step([1, 1], [2, 2], [0, 1]))
-    log.add_step(step([1], [2], [1]))
-    assert [part.tolist() for part in log.take().drafted_rows()] == [[1], [2], [3], [2]]
+    assert told(seen.drafted_rows()) == [(3, 8, 1, [1, 1, 0]), (1, 2, 1, [1])]
+    log.add_step(step([2, 2], [2, 2], [0, 1]))
+    log.add_step(step([2], [2], [2]))
+    assert told(log.take().drafted_rows()) == [(2, 2, 3, [2, 1])]
     log.add_step(step([0], [1], [0]))
-    assert [part.tolist() for part in log.take().drafted_rows()] == [[], [], [], []]
+    assert log.take().drafted_rows() == ()
+
+
+def told(groups):
+    return [(*group[:3], group.reached.tolist()) for group in groups]
 
 
 def test_rows_of_one_depth_and_size_are_told_of_together():
     rows = step([3, 0, 3, 3, 2], [8, 1, 8, 4, 8], [2, 0, 1, 3, 0])
-    assert rows.groups == ((3, 8, 2, 3), (0, 1, 1, 0), (3, 4, 1, 3), (2, 8, 1, 0))
+    assert rows.groups == ((3, 8, [2, 1]), (0, 1, [0]), (3, 4, [3]), (2, 8, [0]))
     assert (rows.num_rows, rows.num_correct_drafts, rows.largest) == (5, 6, (3, 8))
     assert step([2, 2], [4, 4], [1, 0]).largest == (2, 4)

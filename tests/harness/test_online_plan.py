@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_maker import make_table
-from plan_maker import make_plan, policy_of_round, shape_of
+from plan_maker import DRAFTS, SIZES, make_plan, policy_of_round, shape_of
 from tree_maker import make_batch
 
 from sgl_eagle_harness.calibration import IdentityMap
@@ -50,16 +50,22 @@ def step(shape, *, num_rows=1, correct=2, elapsed_us=None) -> VerifiedRows:
     )
 
 
-def serve(online, *, num_rounds, batch_size=1, correct=2, us_of=None):
+def as_promised(shape, index):
+    """Drafts kept in one of many rounds, on average those of the prior's tree."""
+    column = SIZES.index(shape.num_draft_tokens)
+    levels = np.diff([0.0, *(row[column] for row in DRAFTS[: shape.num_steps])])
+    return int((index * 0.618 % 1 < levels).sum())
+
+
+def serve(online, *, num_rounds, batch_size=1, correct=None, us_of=None):
     """Shapes of so many rounds whose outcomes the policy is told."""
     shapes = []
-    for _ in range(num_rounds):
+    for index in range(num_rounds):
         shape = shape_of(online, make_batch(batch_size, batch_size=batch_size))
         shapes.append(shape)
         elapsed_us = None if us_of is None else us_of(shape)
-        online.observe_step(
-            step(shape, num_rows=batch_size, correct=correct, elapsed_us=elapsed_us)
-        )
+        kept = as_promised(shape, index) if correct is None else correct
+        online.observe_step(step(shape, num_rows=batch_size, correct=kept, elapsed_us=elapsed_us))
     return shapes
 
 

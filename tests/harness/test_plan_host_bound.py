@@ -105,6 +105,12 @@ class Server:
     def best_speed(self, batch_size):
         return max(self.speed(batch_size, shape) for shape in self._plan.shapes)
 
+    def _keep(self, shape, batch_size):
+        # Of each row the levels whose draft is right, as often as the shallower trees add drafts.
+        column = SIZES.index(shape.num_draft_tokens)
+        levels = np.diff([0.0, *(row[column] for row in DRAFTS[: shape.num_steps])])
+        return (self._rng.random(batch_size)[:, None] < levels).sum(axis=1)
+
     def serve(self, batch_size, num_rounds):
         """Shapes that ran."""
         shapes = []
@@ -114,8 +120,7 @@ class Server:
             device_us, host_us = self.round_us(batch_size, shape)
             device_us *= self._rng.uniform(0.97, 1.03)
             host_us *= self._rng.lognormal(0, 0.08)
-            mean = self._tokens[shape] - 1
-            kept = int(mean) + (self._rng.random(batch_size) < mean % 1)
+            kept = self._keep(shape, batch_size)
             self.policy.observe_step(
                 VerifiedRows.of_rows(
                     batch_size=batch_size,

@@ -12,6 +12,7 @@ from sgl_eagle_harness.shape_estimates import (
     MOST_LEARNT,
     PRIOR_ROUNDS,
     ROUNDS_COMPARED,
+    DraftedRows,
     DraftYield,
     ShapeTimes,
     TimedRound,
@@ -53,15 +54,47 @@ def test_a_depth_that_is_not_drafted_is_off_as_the_next_shallower_one():
     assert drafts[2, 2] == pytest.approx(1.1 * (1.1 / 0.9), rel=0.02)
 
 
+def rows_of(*kept, depth, size, times=MANY):
+    """Rows that keep so many drafts, each as often."""
+    reached = [times * sum(each > level for each in kept) for level in range(depth)]
+    return DraftedRows(depth, size, times * len(kept), np.array(reached))
+
+
 def test_verified_rows_scale_what_no_tree_has_told():
     found = DraftYield(PRIOR, SIZES)
-    depths = columns = np.full(1, 2)
-    num_rows = np.full(1, MANY)
-    found.observe_rows(depths, columns, num_rows, num_rows * 9 // 10)
+    # As many rows as keep what the prior says of one level and of two.
+    found.observe_rows([rows_of(*[2] * 3, *[1] * 3, *[0] * 4, depth=2, size=4)])
     assert found.ratio == pytest.approx(1.0, rel=0.02)
-    found.observe_rows(depths, columns, num_rows, 0 * num_rows)
+    assert found.expected_drafts() == pytest.approx(PRIOR, rel=0.02)
+    found.observe_rows([rows_of(*[0] * 10, depth=2, size=4)])
     assert found.ratio == pytest.approx(0.5, rel=0.02)
     assert found.expected_drafts() == pytest.approx(PRIOR / 2, rel=0.02)
+
+
+def test_rows_tell_how_much_of_their_depth_was_worth_it():
+    found = DraftYield(PRIOR, SIZES)
+    found.observe_rows([rows_of(0, 0, 0, 3, depth=3, size=4)])
+    # A tree of one level would have kept one in the fourth row, of two levels two.
+    assert found.expected_drafts()[:, 2] == pytest.approx([0.25, 0.5, 0.75], rel=0.02)
+
+
+def test_a_shallower_tree_keeps_more_where_it_has_room_for_more_nodes():
+    found = DraftYield(PRIOR, SIZES)
+    found.observe_trees([TREE] * MANY, IdentityMap())
+    # Of three nodes of three levels one is of the first, 0.8, and two are of the first two, 1.5; a
+    # tree of one level has two there, 0.9, one of two levels three, 1.6.
+    found.observe_rows([rows_of(0, 3, depth=3, size=4)])
+    wanted = [0.5 * 0.9 / 0.8, 1.0 * 1.6 / 1.5, 1.5]
+    assert found.expected_drafts()[:, 2] == pytest.approx(wanted, rel=0.02)
+
+
+def test_a_depth_that_is_not_drafted_any_more_follows_the_shallower_ones():
+    found = DraftYield(PRIOR, SIZES)
+    found.observe_rows([rows_of(0, 0, 0, 3, depth=3, size=4, times=50)])
+    poor = found.expected_drafts()[2, 2]
+    found.observe_rows([rows_of(1, 2, depth=2, size=4)])
+    assert found.expected_drafts()[1, 2] == pytest.approx(1.5, rel=0.03)
+    assert found.expected_drafts()[2, 2] > 2 * poor
 
 
 def test_without_news_it_returns_to_the_prior():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -35,14 +36,22 @@ class AlikeRows(NamedTuple):
     Attributes:
         depth: Levels drafted, 0 of plain rows.
         num_draft_tokens: Nodes verified of each, root included.
-        num_rows: How many rows.
-        num_correct_drafts: Drafts that the target kept in all of them.
+        correct_drafts: Drafts that the target kept, of each row; not to be changed afterwards.
     """
 
     depth: int
     num_draft_tokens: int
-    num_rows: int
-    num_correct_drafts: int
+    correct_drafts: Sequence[int]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return len(self.correct_drafts)
+
+    @property
+    def num_correct_drafts(self) -> int:
+        """Drafts that the target kept in all of them."""
+        return sum(self.correct_drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +98,7 @@ class VerifiedRows:
         sizes = zip(depths.tolist(), num_draft_tokens.tolist(), strict=True)
         for key, num_correct in zip(sizes, num_correct_drafts.tolist(), strict=True):
             correct.setdefault(key, []).append(num_correct)
-        groups = (AlikeRows(*key, len(rows), sum(rows)) for key, rows in correct.items())
+        groups = (AlikeRows(*key, rows) for key, rows in correct.items())
         return cls(
             batch_size=batch_size,
             elapsed_us=elapsed_us,
@@ -112,7 +121,7 @@ class VerifiedRows:
         """Levels drafted of the deepest row, and nodes verified of the largest; of at least one."""
         if len(self.groups) == 1:
             return self.groups[0][:2]
-        depths, sizes, _, _ = zip(*self.groups, strict=True)
+        depths, sizes, _ = zip(*self.groups, strict=True)
         return max(depths), max(sizes)
 
 

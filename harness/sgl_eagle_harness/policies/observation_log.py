@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl_eagle_harness.policies.learning import REFRESH_STEPS, VerifiedRows
+from sgl_eagle_harness.shape_estimates import DraftedRows
 from sgl_eagle_harness.types import Float32Array, FloatArray, IntArray
 
 ObservedNodes = tuple[IntArray, Float32Array, FloatArray]
@@ -41,22 +42,26 @@ class Observations:
         depths, logs, accepted = zip(*self.trees, strict=True)
         return np.concatenate(depths), np.concatenate(logs), np.concatenate(accepted)
 
-    def drafted_rows(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Rows for which levels were drafted, those of one depth and size together.
+    def drafted_rows(self) -> tuple[DraftedRows, ...]:
+        """Rows for which levels were drafted.
 
         Returns:
-            [M] int64 levels drafted, at least 1; [M] int64 nodes verified, root included; [M] int64
-            how many rows; [M] int64 correct drafts of all of them.
+            Those of one depth and size together.
         """
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        correct: dict[tuple[int, int], list[int]] = {}
         for rows in self.steps:
-            for depth, size, num_rows, num_correct in rows.groups:
+            for depth, size, kept in rows.groups:
                 if depth:
-                    before = found.get((depth, size), (0, 0))
-                    found[depth, size] = before[0] + num_rows, before[1] + num_correct
-        table = np.array([(*key, *counts) for key, counts in found.items()], np.int64)
-        columns = table.reshape(-1, 4).T
-        return columns[0], columns[1], columns[2], columns[3]
+                    correct.setdefault((depth, size), []).extend(kept)
+        return tuple(
+            DraftedRows(depth, size, len(kept), _reached(kept, depth))
+            for (depth, size), kept in correct.items()
+        )
+
+
+def _reached(correct_drafts: list[int], depth: int) -> IntArray:
+    counts = np.bincount(correct_drafts, minlength=depth + 1)
+    return np.asarray(len(correct_drafts) - counts.cumsum()[:depth])
 
 
 class ObservationLog:

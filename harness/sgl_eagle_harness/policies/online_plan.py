@@ -298,10 +298,7 @@ class OnlinePlanPolicy:
             trees = [(depths, logs) for depths, logs, _ in seen.trees]
             self._yield.observe_trees(trees, calibration)
             yield
-        depths, sizes, num_rows, correct = seen.drafted_rows()
-        columns = np.searchsorted(self.verify_sizes, sizes)
-        columns = np.minimum(columns, len(self.verify_sizes) - 1)
-        self._yield.observe_rows(depths, columns, num_rows, correct)
+        self._yield.observe_rows(seen.drafted_rows())
         yield
         for start in range(0, len(seen.steps), STEPS_TIMED_AT_ONCE):
             self._learn_times(seen.steps[start : start + STEPS_TIMED_AT_ONCE])

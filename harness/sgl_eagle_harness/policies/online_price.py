@@ -197,10 +197,12 @@ class OnlinePricePolicy:
 
     def _learn_yield(self, seen: Observations) -> None:
         self._yield.decay(float(seen.num_rows))
-        depths, sizes, num_rows, correct = seen.drafted_rows()
-        columns = np.minimum(sizes, self._expected_drafts.shape[1]) - 1
-        expected = num_rows @ self._expected_drafts[depths - 1, columns]
-        self._yield.add(np.zeros(1, np.int64), float(correct.sum()), float(expected))
+        correct = expected = 0.0
+        for rows in seen.drafted_rows():
+            column = min(rows.num_draft_tokens, self._expected_drafts.shape[1]) - 1
+            expected += rows.num_rows * float(self._expected_drafts[rows.depth - 1, column])
+            correct += float(rows.reached.sum())
+        self._yield.add(np.zeros(1, np.int64), correct, expected)
 
     def _learn_speed(self, seen: Observations) -> None:
         sums: dict[int, tuple[float, float]] = {}
