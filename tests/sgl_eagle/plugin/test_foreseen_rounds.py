@@ -187,10 +187,13 @@ def test_a_look_at_many_rounds_finds_what_each_would():
         return rounds
 
     alone, together = some_rounds(), some_rounds()
+    layout, mail = some_mail(7, num_rows=100)
+    large = ForeseenTrees(layout=layout, mail=mail, limits=together[0].limits)
     there = DraftedTrees(
         trees=alone[0].trees, columns=alone[0].columns, speculating=alone[0].speculating
     )
-    note_common_sizes([None, there, *together])
+    note_common_sizes([None, there, *together, large])
+    assert "common_sizes" not in vars(large)
     # Those of the third row in a row look for themselves, since one of them lacks a node.
     assert ["common_sizes" in vars(each) for each in together] == [True] * 3 + [False] * 2 + [
         True
