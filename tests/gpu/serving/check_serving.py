@@ -256,8 +256,11 @@ class ServingCheck:
         return [name for name in self.engines if name not in ended]
 
     def warm_up(self, prompts):
-        """Let kernels that a first request compiles be compiled."""
-        sampling = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
+        """Let kernels that first requests compile be compiled.
+
+        Not all are by the first round of a batch size: cache slots are reserved every few rounds.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
         for concurrency in sorted({*self.args.concurrencies, 1}, reverse=True):
             self.ask_all(
                 f"warm-up at {concurrency}",
