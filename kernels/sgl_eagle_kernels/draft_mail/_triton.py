@@ -15,6 +15,10 @@ from sgl_eagle_kernels.lm_head._triton.select import count_up_to, keep_top
 
 _INFINITE = tl.constexpr(0x7F800000)
 """Exponent bits of the float32 numbers that are not finite."""
+_USUAL_ROWS = 256
+"""Batches of at most so many requests share one compiled kernel for trees of a size. A server
+captures graphs of many batch sizes, and to compile the kernel for each takes a minute at the first
+start on a machine."""
 
 
 @triton.jit
@@ -183,7 +187,7 @@ def _link(parent, present, BLOCK: tl.constexpr):
     return first, tl.where(following < BLOCK, following, -1).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_mail_row", "stride_numbers_kind"])
 def write_trees_kernel(
     mail_ptr,
     lengths_ptr,
@@ -324,6 +328,6 @@ def write_trees(
         BLOCK_L=triton.next_power_of_2(topk**2),
         BLOCK_N=triton.next_power_of_2(num_nodes),
         BLOCK_M=triton.next_power_of_2(width),
-        BLOCK_R=triton.next_power_of_2(num_rows),
+        BLOCK_R=triton.next_power_of_2(max(num_rows, _USUAL_ROWS)),
         num_warps=4,
     )  # fmt: skip
