@@ -15,7 +15,7 @@ SGLANG := .venv-sglang
 SGLANG_INSTALLED := $(SGLANG)/.installed
 SGLANG_TARGET := $(SGLANG)/smollm2
 
-.PHONY: demo test test-sglang test-kernels clean
+.PHONY: demo test test-sglang test-kernels test-all clean
 
 demo: $(INSTALLED)
 	$(BIN)/sgl-eagle demo --out runs/demo --overwrite
@@ -26,6 +26,12 @@ test: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest
+
+# Three at a time on two cores, since servers often wait; the longest begin first. Output follows at the end of
+# each. First .venv alone: two editable installs at once would write the same sgl_eagle.egg-info.
+test-all: $(INSTALLED)
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target \
+		$(SGLANG_VERSIONS:%=test-sglang-%) test test-kernels
 
 # --no-compile: byte-compiling some 15,000 files that are never imported takes minutes.
 $(INSTALLED): pyproject.toml

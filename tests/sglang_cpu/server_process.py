@@ -260,6 +260,8 @@ def serving_flags(models: Path, port: int) -> list[str]:
     return [
         *("--model-path", str(models / "target"), "--device", "cpu", "--dtype", "float32"),
         *("--disable-cuda-graph", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
+        # Without work a scheduler would spin, and take a core from what the others do meanwhile.
+        "--sleep-on-idle",
         *("--max-total-tokens", "4096", "--context-length", str(CONTEXT_LENGTH)),
         *("--max-running-requests", str(MAX_RUNNING_REQUESTS), "--host", "127.0.0.1"),
         *("--port", str(port)),
