@@ -8,7 +8,7 @@ from sgl_eagle.plugin.policy_source import require_within, startup_policy
 from sgl_eagle.plugin.self_check import ServerConfigError, refuse_unsupported
 from sgl_eagle_harness.types import TreeLimits
 
-DEFAULT_LIMITS = TreeLimits(num_steps=8, topk=4, num_draft_tokens=16)
+DEFAULT_LIMITS = TreeLimits(num_steps=6, topk=4, num_draft_tokens=16)
 """Upper limits where neither the flags nor a policy file say anything."""
 
 DEFAULT_MAX_RUNNING_REQUESTS = 48

@@ -16,7 +16,7 @@ BUILTIN = {
 steps that it may take: SGLang 0.5.17 cannot capture its graphs of more than it starts with."""
 OWN_LIMITS = {
     f"sgl-default-{steps}-{topk}-{tokens}": (steps, topk, tokens)
-    for steps, topk, tokens in ((5, 4, 16), (6, 4, 32), (8, 4, 32))
+    for steps, topk, tokens in ((5, 4, 16), (8, 4, 16), (6, 4, 32), (8, 4, 32))
 }
 """SGL_EAGLE without a policy file, at other limits than its default ones."""
 POLICIES = ("plain", "static", "chain", "eagle2", "price")

@@ -72,5 +72,5 @@ def test_the_command_prints_every_shape(traces, prior_file, capsys):
     assert lines[1].startswith("map: ")
     shapes = [line.split()[0] for line in lines[4:-1]]
     assert shapes[0] == "1/4/2"
-    assert shapes[-1] == "8/4/16"
+    assert shapes[-1] == "6/4/16"
     assert lines[-1].startswith("expected less kept")

@@ -104,7 +104,7 @@ def test_without_flags_or_policy_the_defaults_hold():
     assert args.disable_overlap_schedule is False
     assert args.max_running_requests == 48
     policy = choose_policy(DEFAULT_LIMITS, PluginSettings())
-    assert policy.name == "eagle2-8-4-16"
+    assert policy.name == "eagle2-6-4-16"
     assert policy.verify_sizes == (1, 2, 4, 8, 16)
 
 
@@ -156,7 +156,7 @@ def test_a_dense_recording_drafts_whole_trees():
     settings = PluginSettings(record=Path("traces"), record_mode="dense")
     policy = choose_policy(DEFAULT_LIMITS, settings)
     assert isinstance(policy, RecordingPolicy)
-    assert (policy.num_steps, policy.beams) == (8, (4,))
+    assert (policy.num_steps, policy.beams) == (6, (4,))
 
 
 def test_a_policy_file_that_cannot_be_used_is_named(monkeypatch, tmp_path):
@@ -168,10 +168,10 @@ def test_a_policy_file_that_cannot_be_used_is_named(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("given", "wanted", "found"),
     [
-        ((None, None, None), None, (8, 4, 16)),
+        ((None, None, None), None, (6, 4, 16)),
         ((1, None, None), None, (1, 4, 5)),
         ((2, 2, None), None, (2, 2, 7)),
-        ((None, 8, 60), None, (8, 8, 60)),
+        ((None, 8, 60), None, (6, 8, 60)),
         ((None, None, None), (3, 1, 4), (3, 1, 4)),
     ],
 )
