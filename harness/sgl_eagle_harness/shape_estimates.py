@@ -111,8 +111,11 @@ class DraftYield:
         for depth, size, num_rows, reached in groups:
             column = min(bisect_left(self._sizes, size), len(self._sizes) - 1)
             prior = self._prior[:depth, column]
-            kept = reached.cumsum() * room[depth - 1, column, :depth] / prior
-            expected = num_rows * promised[:depth, column] / prior
+            # In units of the prior, which a depth of which it promises nothing does not have.
+            known = prior > 0
+            unit = np.where(known, prior, 1.0)
+            kept = known * reached.cumsum() * room[depth - 1, column, :depth] / unit
+            expected = known * num_rows * promised[:depth, column] / unit
             _add_levels(self._kept, np.arange(depth), kept, expected)
             total = float(reached.sum()), num_rows * float(prior[-1])
             self._kept_of_prior.add(np.zeros(1, np.int64), *total)
@@ -198,7 +201,7 @@ class TimedRound(NamedTuple):
         batch_size: Requests decoded together.
         shape: Index among the J shapes.
         elapsed_us: Time since the round before ended.
-        expected_us: Time that the cost table says.
+        expected_us: Time by the cost table, with the scheduler's where that is what it takes.
     """
 
     batch_size: int
@@ -281,7 +284,7 @@ class ShapeTimes:
             self._levels.add(np.array([place]), float(levels.sum()), len(ratios))
 
     def ratios(self, batch_size: int) -> FloatArray:
-        """Factors on the cost table's times.
+        """Factors on expected times.
 
         Args:
             batch_size: Requests decoded together.

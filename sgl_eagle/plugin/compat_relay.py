@@ -28,8 +28,8 @@ class _HandsOnLengths:
             return
         if self._lengths_known is None:
             self._lengths_known = torch.get_device_module(self.device).Event()
-        self._lengths_known.record()
         lengths = new_seq_lens.to(self.new_seq_lens_buf.dtype)
+        self._lengths_known.record()
         self._lengths = _Kept(future_indices, lengths)
 
     def resolve_seq_lens_cpu(self, batch: Any, **how: Any) -> None:

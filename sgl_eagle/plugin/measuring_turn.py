@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -58,18 +58,20 @@ def measuring_turn(
         Whether another one had its turn first.
     """
     path = (folder or Path(tempfile.gettempdir())) / f"sgl-eagle-measures-{name}.lock"
+    descriptor, waited = None, False
     try:
         descriptor = _open(path)
-    except OSError as error:
+        waited = _wait(descriptor, name, path, patience_s, now, sleep)
+    except OSError as error:  # also of a file system that knows no locks
         logger.warning("SGL_EAGLE measures without a look at other servers: %s", error)
-        yield False
-        return
     try:
-        yield _wait(descriptor, name, path, patience_s, now, sleep)
+        yield waited
     finally:
-        # A child that was forked in the meantime holds the file, too.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        if descriptor is not None:
+            # A child that was forked in the meantime holds the file, too.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
 
 def _open(path: Path) -> int:

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from sgl_eagle.plugin import compat_profile
-from sgl_eagle.plugin.profile_grid import (
-    RoundSample,
-)
+from sgl_eagle.plugin.profile_grid import RoundSample
 from sgl_eagle.plugin.round_clock import Stage
 from sgl_eagle.plugin.row_clock import RowClock, marks_of
 from sgl_eagle_harness.policies.confidence_order import ConfidenceOrder

@@ -71,6 +71,15 @@ def test_verified_rows_scale_what_no_tree_has_told():
     assert found.expected_drafts() == pytest.approx(PRIOR / 2, rel=0.02)
 
 
+def test_rows_say_nothing_of_depths_and_sizes_of_which_the_prior_promises_nothing():
+    prior = np.array([[0.0, 0.0, 0.6], [0.0, 0.5, 0.9]])
+    found = DraftYield(prior, SIZES)
+    found.observe_rows([rows_of(0, 0, depth=2, size=1), rows_of(1, 1, depth=1, size=2)])
+    assert found.expected_drafts() == pytest.approx(prior)
+    found.observe_rows([rows_of(1, 2, depth=2, size=2)])
+    assert np.isfinite(found.expected_drafts()).all()
+
+
 def test_rows_tell_how_much_of_their_depth_was_worth_it():
     found = DraftYield(PRIOR, SIZES)
     found.observe_rows([rows_of(0, 0, 0, 3, depth=3, size=4)])

@@ -160,7 +160,8 @@ class OnlinePlanPolicy:
     def table_ratio(self) -> float | None:
         """Measured over predicted time of a typical round, of the latest refresh.
 
-        The prediction is the cost table's. None where the host was slower than its device.
+        The prediction is the cost table's. None where too few rounds had a device that was by far
+        slower than its host.
         """
         return self._table_ratio
 

@@ -1,5 +1,7 @@
 """Servers that measure on one device take turns, and nobody waits for ever."""
 
+import errno
+import fcntl
 import logging
 import subprocess
 import sys
@@ -93,6 +95,16 @@ def test_a_folder_that_cannot_hold_a_lock_is_said_and_stops_nobody(tmp_path, cap
     with take_turn(tmp_path / "none", Clock()) as waited:
         assert not waited
     assert "without a look at other servers" in caplog.text
+
+
+def test_a_file_system_without_locks_is_said_and_stops_nobody(tmp_path, caplog, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with take_turn(tmp_path, Clock()) as waited:
+        assert not waited
+    assert "without a look at other servers: [Errno" in caplog.text
 
 
 def test_a_link_is_not_followed(tmp_path, caplog):
