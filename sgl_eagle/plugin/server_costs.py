@@ -29,6 +29,9 @@ from sgl_eagle_tuner.provenance import collect_provenance
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 3 * BUDGET_S
+"""How long a server waits for its turn: two others may take all their time, and some beyond it."""
+
 
 def measured_costs(
     worker: Any,
@@ -78,7 +81,7 @@ def measured_costs(
     if known is not None:
         return known
     name = device_name(str(worker.device))
-    turn = measuring_turn(name, patience_s=BUDGET_S) if ranks.leads else nullcontext(False)
+    turn = measuring_turn(name, patience_s=PATIENCE_S) if ranks.leads else nullcontext(False)
     with turn as waited:
         known = read_shared(looks=waited)  # who was first may have been a server like this one
         if known is not None:

@@ -87,7 +87,7 @@ def test_costs_are_measured_in_the_grad_mode_that_serves(start):
 def test_costs_are_kept_and_the_next_start_takes_no_turn(start, tmp_path):
     first = start()
     ((name, patience_s),) = first.turns
-    assert (name, patience_s) == ("cpu", 30.0)
+    assert (name, patience_s) == ("cpu", 90.0)
     (path,) = tmp_path.glob("*.json")
     assert load_cost_file(path) == first.costs
     second = start()
